@@ -1,0 +1,45 @@
+# millrace: `make serve` and `make test` need only python3 (3.11+) with venv and pip, make and git.
+PYTHON  ?= python3
+VENV    ?= .venv
+ARGS    ?=
+# The MLX back-end: Metal comes with MLX on a Mac; Linux gets the CPU wheel unless told otherwise.
+BACKEND ?= $(if $(filter Darwin,$(shell uname -s)),metal,cpu)
+EXTRAS   = $(if $(filter metal,$(BACKEND)),dev,dev$(comma)$(BACKEND))
+comma   := ,
+BIN      = $(VENV)/bin
+STAMP    = $(VENV)/.installed-$(BACKEND)
+
+.PHONY: help setup serve test lint unit bench-core clean
+
+help:  ## This list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "millrace needs Python 3.11 or newer; try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing millrace and its $(BACKEND) back-end into $(VENV) ..."
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS)]"
+	@rm -f $(VENV)/.installed-* && touch $@
+
+setup: $(STAMP)  ## Make .venv and install everything
+
+serve: setup  ## Serve the default model; ARGS="--port 9000" and BACKEND=cuda13 pass through
+	@$(BIN)/millrace serve $(ARGS)
+
+test: lint unit  ## Lint and all tests
+
+lint: setup  ## ruff, mypy (strict) and the import contracts
+	@$(BIN)/ruff check millrace tests benchmarks
+	@$(BIN)/ruff format --check millrace tests benchmarks
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
+
+unit: setup  ## The tests; ARGS="-k name" passes through
+	@$(BIN)/python -m pytest $(ARGS)
+
+bench-core: setup  ## Our server against raw mlx-lm and mlx_lm.server, one table
+	@$(BIN)/python benchmarks/core.py $(ARGS)
+
+clean:  ## Remove what make made
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,20 @@
+"""millrace: an LLM inference server on MLX. `from millrace import LLM` is the Python API."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "__version__"]
+
+if TYPE_CHECKING:
+    from millrace.llm import LLM
+
+
+def __getattr__(name: str) -> Any:
+    # Imported on first use, so that `import millrace` costs nothing in the front process.
+    if name == "LLM":
+        from millrace.llm import LLM
+
+        return LLM
+    raise AttributeError(f"module 'millrace' has no attribute {name!r}")

@@ -1,0 +1,71 @@
+"""The configuration, frozen and checked once, and where things live on this machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from millrace.errors import SetupError
+
+Weights = Literal["auto", "keep", "bf16", "f32"]
+
+
+def home() -> Path:
+    """The user's folder for models, converted weights and libraries (`MILLRACE_HOME`)."""
+    if chosen := os.environ.get("MILLRACE_HOME"):
+        return Path(chosen).expanduser()
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "millrace"
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "millrace"
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """All that an engine process is told at its start."""
+
+    model: str
+    """The model folder."""
+    name: str
+    """The name the model is served under."""
+    weights: Weights = "auto"
+    context: int | None = None
+    """The window in tokens; None takes the model's own."""
+    max_running: int = 32
+    prefill_chunk: int = 512
+    """The most prompt tokens run between two decode steps."""
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        _positive("--max-running", self.max_running)
+        _positive("--prefill-chunk", self.prefill_chunk)
+        if self.context is not None:
+            _positive("--context", self.context)
+
+
+class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the front is told at its start."""
+
+    engine: EngineConfig
+    host: str = "127.0.0.1"
+    port: int = 8000
+    drain_timeout: float = 30.0
+    max_body: int = 32 * 1024 * 1024
+    keep_alive: float = 5.0
+    """Seconds between SSE comment lines while nothing else is sent."""
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise SetupError(f"--port {self.port} is not a port; choose 1 to 65535.")
+        if self.drain_timeout < 0:
+            raise SetupError("--drain-timeout cannot be negative.")
+        _positive("--max-body", self.max_body)
+
+
+def _positive(option: str, value: float) -> None:
+    if value <= 0:
+        raise SetupError(f"{option} must be greater than 0, not {value}.")

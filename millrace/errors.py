@@ -1,0 +1,124 @@
+"""Every error a user can meet: a type, a stable code, and a sentence they can act on.
+
+Protocols map these to their own wire shapes, each in one table; nothing here knows HTTP bodies.
+"""
+
+from __future__ import annotations
+
+
+class MillraceError(Exception):
+    """Base of all errors that are meant for a user's eyes."""
+
+    code = "internal_error"
+    status = 500
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class BadRequest(MillraceError):
+    code = "invalid_request"
+    status = 400
+
+
+class Unsupported(BadRequest):
+    """A field that would change the answer and is not honoured: refused by name."""
+
+    code = "unsupported_parameter"
+
+
+class ContextLengthExceeded(BadRequest):
+    code = "context_length_exceeded"
+
+    def __init__(self, prompt_tokens: int, window: int) -> None:
+        super().__init__(
+            f"The prompt is {prompt_tokens} tokens long, and the context window is {window} "
+            f"tokens. Shorten the prompt, or start the server with a larger --context.",
+            param="messages",
+        )
+        self.prompt_tokens = prompt_tokens
+        self.window = window
+
+
+class Unauthorized(MillraceError):
+    code = "invalid_api_key"
+    status = 401
+
+
+class NotFound(MillraceError):
+    code = "not_found"
+    status = 404
+
+
+class ModelNotFound(NotFound):
+    code = "model_not_found"
+
+    def __init__(self, name: str, available: list[str]) -> None:
+        known = ", ".join(available) or "none"
+        super().__init__(
+            f"There is no model '{name}' here. Models served: {known}.", param="model"
+        )
+
+
+class RequestTooLarge(MillraceError):
+    code = "request_too_large"
+    status = 413
+
+
+class Overloaded(MillraceError):
+    code = "overloaded"
+    status = 429
+
+    def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class DeadlineExceeded(MillraceError):
+    code = "timeout"
+    status = 504
+
+
+class EngineUnavailable(MillraceError):
+    """The engine is not running and is not coming back by itself, or died under a request."""
+
+    code = "engine_unavailable"
+    status = 503
+
+
+class RequestFailed(MillraceError):
+    """The engine could not carry out this one request."""
+
+    code = "request_failed"
+    status = 500
+
+
+class Cancelled(MillraceError):
+    code = "cancelled"
+    status = 499
+
+
+class ModelError(MillraceError):
+    """A model that cannot be found, read or loaded; the message names the file and the remedy."""
+
+    code = "model_error"
+    status = 500
+
+
+class SetupError(MillraceError):
+    """The machine or the command line is not fit: a port in use, a missing library."""
+
+    code = "setup_error"
+
+
+_BY_CODE: dict[str, type[MillraceError]] = {
+    c.code: c
+    for c in (BadRequest, Unsupported, DeadlineExceeded, EngineUnavailable, RequestFailed)
+} | {"model_error": ModelError, "cancelled": Cancelled}
+
+
+def from_code(code: str, message: str) -> MillraceError:
+    """The error an engine message stands for."""
+    return _BY_CODE.get(code, RequestFailed)(message)

@@ -1,0 +1,119 @@
+"""The messages between the front and an engine: typed structs, tagged unions, nothing else.
+
+Both sides import this module and it imports nothing of ours. Token ids travel as plain integers;
+no MLX object and no text ever crosses.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a row's tokens are drawn. The draw of token i depends on (seed, i) alone."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps all."""
+    min_p: float = 0.0
+
+
+class Choice(msgspec.Struct, omit_defaults=True):
+    """One answer to a prompt: its own seed, and what it had made before a resume."""
+
+    seed: int
+    made: list[int] = []
+
+
+class Submit(msgspec.Struct, tag="submit", omit_defaults=True):
+    """Run a prompt once and continue it once per choice."""
+
+    id: str
+    prompt: list[int]
+    choices: list[Choice]
+    max_tokens: int
+    """Per choice, tokens made before a resume counted in."""
+    sampling: Sampling = Sampling()
+    stop_ids: list[int] = []
+    """The row ends at any of these; the token is reported, and is not part of the text."""
+
+
+class Abort(msgspec.Struct, tag="abort"):
+    id: str
+
+
+class AbortChoice(msgspec.Struct, tag="abort_choice"):
+    """The front has seen enough of one choice (a stop string, say)."""
+
+    id: str
+    choice: int
+
+
+class Shutdown(msgspec.Struct, tag="shutdown"):
+    pass
+
+
+ToEngine = Submit | Abort | AbortChoice | Shutdown
+
+
+class Loading(msgspec.Struct, tag="loading"):
+    """A line of progress while the engine starts."""
+
+    stage: str
+
+
+class Ready(msgspec.Struct, tag="ready"):
+    """The engine takes requests from here on."""
+
+    context: int
+    device: str
+    dtype: str
+    vocab_size: int
+    eos_ids: list[int]
+    load_seconds: float
+    weight_bytes: int
+
+
+class RowTokens(msgspec.Struct, array_like=True):
+    """What one row made in one step."""
+
+    id: str
+    choice: int
+    tokens: list[int]
+    finish: FinishReason | None = None
+
+
+class Prefilled(msgspec.Struct, array_like=True):
+    """How far a prompt has come: tokens run so far, and how many of them came from the cache."""
+
+    id: str
+    done: int
+    total: int
+    cached: int
+
+
+class Step(msgspec.Struct, tag="step", omit_defaults=True):
+    """All that one turn of the engine's loop made."""
+
+    rows: list[RowTokens] = []
+    prefilled: list[Prefilled] = []
+
+
+class Failed(msgspec.Struct, tag="failed"):
+    """A request that could not be carried out, or (no id) an engine that cannot start."""
+
+    code: str
+    message: str
+    id: str | None = None
+
+
+FromEngine = Loading | Ready | Step | Failed
+
+encoder = msgspec.msgpack.Encoder()
+to_engine = msgspec.msgpack.Decoder(ToEngine)
+from_engine = msgspec.msgpack.Decoder(FromEngine)
