@@ -1,0 +1,41 @@
+"""The table of commands, and the one place where an error becomes a line on the terminal."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from millrace.errors import MillraceError
+
+app = typer.Typer(
+    name="millrace",
+    help="Serve language models on MLX: one engine, one stream of events, every protocol.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: bool = typer.Option(False, "--version", help="Print the version and exit."),
+) -> None:
+    if version:
+        from millrace import __version__
+
+        typer.echo(f"millrace {__version__}")
+        raise typer.Exit
+
+
+def run() -> None:
+    """Run the command line; errors meant for users end as one sentence and exit status 1."""
+    try:
+        app()
+    except MillraceError as error:
+        from rich.console import Console
+
+        Console(stderr=True).print(f"[bold red]error:[/] {error.message}", highlight=False)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
