@@ -57,9 +57,7 @@ class ModelNotFound(NotFound):
 
     def __init__(self, name: str, available: list[str]) -> None:
         known = ", ".join(available) or "none"
-        super().__init__(
-            f"There is no model '{name}' here. Models served: {known}.", param="model"
-        )
+        super().__init__(f"There is no model '{name}' here. Models served: {known}.", param="model")
 
 
 class RequestTooLarge(MillraceError):
@@ -114,8 +112,7 @@ class SetupError(MillraceError):
 
 
 _BY_CODE: dict[str, type[MillraceError]] = {
-    c.code: c
-    for c in (BadRequest, Unsupported, DeadlineExceeded, EngineUnavailable, RequestFailed)
+    c.code: c for c in (BadRequest, Unsupported, DeadlineExceeded, EngineUnavailable, RequestFailed)
 } | {"model_error": ModelError, "cancelled": Cancelled}
 
 

@@ -26,6 +26,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
 class Choice(msgspec.Struct, omit_defaults=True):
     """One answer to a prompt: its own seed, and what it had made before a resume."""
 
+    index: int
     seed: int
     made: list[int] = []
 
@@ -74,7 +75,6 @@ class Ready(msgspec.Struct, tag="ready"):
     device: str
     dtype: str
     vocab_size: int
-    eos_ids: list[int]
     load_seconds: float
     weight_bytes: int
 

@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from millrace.cli import serve
 from millrace.errors import MillraceError
 
 app = typer.Typer(
@@ -26,6 +27,10 @@ def _root(
 
         typer.echo(f"millrace {__version__}")
         raise typer.Exit
+
+
+for _module in (serve,):
+    _module.register(app)
 
 
 def run() -> None:

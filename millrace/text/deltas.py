@@ -6,6 +6,8 @@ them, so streamed and whole cannot differ.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 
@@ -33,3 +35,35 @@ class ToolCallArguments(msgspec.Struct, frozen=True, tag="tool_call_arguments"):
 
 
 Piece = Content | Reasoning | ToolCallStart | ToolCallArguments
+
+
+class Finish(msgspec.Struct, frozen=True, tag="finish"):
+    """Ends a choice. `matched` is the stop string or stop token id of the request that ended it."""
+
+    reason: Literal["stop", "length", "tool_calls"]
+    matched: str | int | None = None
+
+
+class Delta(msgspec.Struct, frozen=True):
+    """A piece of one choice's answer."""
+
+    choice: int
+    piece: Piece | Finish
+    tokens: int = 0
+    """How many tokens this piece came from; pieces held back for a while carry several."""
+
+
+class Usage(msgspec.Struct, frozen=True, tag="usage"):
+    """What the request cost, as it was; the last item of every stream."""
+
+    prompt: int
+    completion: int
+    cached: int = 0
+    reasoning: int = 0
+
+
+class Idle(msgspec.Struct, frozen=True, tag="idle"):
+    """Nothing came for a while, and the request is alive: a prompt is being run, or is waiting."""
+
+
+Event = Delta | Usage | Idle

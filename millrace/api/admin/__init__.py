@@ -1,0 +1,1 @@
+"""The server about itself: health and status."""

@@ -1,0 +1,81 @@
+"""GET /health and GET /v1/status."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from millrace import __version__
+from millrace.api.answer import as_json
+from millrace.api.context import context_of
+from millrace.serving.client import State
+from millrace.serving.live import Live
+from millrace.serving.model import ServedModel
+
+router = APIRouter()
+
+
+@router.get("/health")
+async def health(http: HttpRequest) -> Response:
+    models = context_of(http).registry.all()
+    states = {m.name: m.client.state.value for m in models}
+    worst = next((s for s in _WORST_FIRST if s in states.values()), State.READY)
+    body: dict[str, Any] = {"status": str(worst), "models": states}
+    failures = [m.client.failure.message for m in models if m.client.failure]
+    if failures:
+        body["error"] = failures[0]
+    response = as_json(body)
+    response.status_code = 200 if worst in (State.READY, State.RESTARTING) else 503
+    return response
+
+
+_WORST_FIRST = (State.FAILED, State.STOPPED, State.STARTING, State.RESTARTING)
+
+
+@router.get("/v1/status")
+async def status(http: HttpRequest) -> Response:
+    models = context_of(http).registry.all()
+    return as_json({"version": __version__, "models": [_model(m) for m in models]})
+
+
+def _model(model: ServedModel) -> dict[str, Any]:
+    client, ready = model.client, model.client.ready
+    return {
+        "name": model.name,
+        "state": client.state.value,
+        "stage": client.stage,
+        "engine_pid": client.pid,
+        "restarts": client.restarts,
+        "context_window": model.window,
+        "device": ready.device if ready else None,
+        "dtype": ready.dtype if ready else None,
+        "weight_bytes": ready.weight_bytes if ready else None,
+        "load_seconds": ready.load_seconds if ready else None,
+        "requests": [_request(r) for r in client.live.values()],
+    }
+
+
+def _request(live: Live) -> dict[str, Any]:
+    now = time.monotonic()
+    first = live.first_token
+    made, prompt = live.tokens_made, len(live.submit.prompt)
+    return {
+        "id": live.id,
+        "phase": live.phase,
+        "prompt_tokens": prompt,
+        "cached_tokens": live.cached,
+        "prefilled_tokens": prompt if first else min(prompt, live.prefilled),
+        "progress": 1.0 if first else round(min(1.0, live.prefilled / max(1, prompt)), 3),
+        "made_tokens": made,
+        "max_tokens": live.submit.max_tokens,
+        "age_seconds": round(now - live.arrived, 3),
+        "ttft_seconds": round(first - live.arrived, 3) if first else None,
+        "tokens_per_second": (
+            round((made - 1) / (now - first), 2) if first and made > 1 and now > first else None
+        ),
+        "resumes": live.resumes,
+    }

@@ -1,0 +1,75 @@
+"""Reading request bodies: bounded, JSON, checked against a type; every fault a clear 400 or 413."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from millrace.errors import BadRequest, RequestTooLarge, Unsupported
+
+T = TypeVar("T")
+_PATH = re.compile(r" - at `\$\.?(.*)`$")
+
+
+async def read_object(request: Request, limit: int) -> dict[str, Any]:
+    """The JSON object in the body."""
+    body = await _read(request, limit)
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(f"The body is not valid JSON: {error}") from error
+    except RecursionError as error:
+        raise BadRequest("The body is nested too deeply.") from error
+    if not isinstance(value, dict):
+        raise BadRequest("The body must be a JSON object.")
+    return value
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        # The rest is read and thrown away: a client that is still sending does not hear an answer.
+        if size <= limit:
+            chunks.append(chunk)
+        elif size > 64 * limit:
+            break
+    if size > limit:
+        raise RequestTooLarge(
+            f"The body is larger than {limit} bytes, the limit of this server (--max-body)."
+        )
+    return b"".join(chunks)
+
+
+def convert(raw: Mapping[str, Any], type: type[T]) -> T:
+    """The body as a typed struct; the error names the field."""
+    try:
+        return msgspec.convert(raw, type)
+    except msgspec.ValidationError as error:
+        text = str(error)
+        match = _PATH.search(text)
+        param = match[1] if match else None
+        message = text[: match.start()] if match else text
+        raise BadRequest(f"{param or 'body'}: {message}.", param=param) from error
+
+
+def refuse(raw: Mapping[str, Any], neutral: Mapping[str, Collection[Any]]) -> None:
+    """Refuse fields that would change the answer and are not honoured, unless they ask for nothing.
+
+    `neutral` maps each such field to the values that mean the same as leaving it out.
+    """
+    for name, harmless in neutral.items():
+        value = raw.get(name)
+        if value is None or any(value == h and type(value) is type(h) for h in harmless):
+            continue
+        raise Unsupported(f"'{name}' is not supported by this server yet.", param=name)
+
+
+def unknown(raw: Mapping[str, Any], known: Collection[str]) -> list[str]:
+    """Fields that nobody here has heard of; the response names them in a header."""
+    return sorted(name for name in raw if name not in known)

@@ -1,0 +1,47 @@
+"""Errors on the wire, in the shape of the protocol they happened in: one table each."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from millrace.errors import MillraceError, Overloaded
+
+_OPENAI_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+    499: "cancelled",
+    500: "server_error",
+    503: "server_error",
+    504: "timeout_error",
+}
+
+
+def openai_error(error: MillraceError) -> dict[str, Any]:
+    return {
+        "error": {
+            "message": error.message,
+            "type": _OPENAI_TYPES.get(error.status, "invalid_request_error"),
+            "param": error.param,
+            "code": error.code,
+        }
+    }
+
+
+async def respond(_: Request, error: Exception) -> Response:
+    """The handler for every error of ours that reaches the top."""
+    assert isinstance(error, MillraceError)
+    headers = {}
+    if isinstance(error, Overloaded):
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
+    return Response(
+        msgspec.json.encode(openai_error(error)),
+        status_code=error.status,
+        media_type="application/json",
+        headers=headers,
+    )

@@ -1,0 +1,90 @@
+"""Running the HTTP server, and ending it in good order.
+
+On SIGTERM or SIGINT the server stops accepting, running streams get the drain time to finish, those
+that have not are cut with an error event, and the engine ends last. A second signal cuts at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Iterator
+
+import uvicorn
+
+from millrace.api.app import create_app
+from millrace.api.context import Context
+from millrace.errors import EngineUnavailable
+from millrace.serving.registry import Registry
+
+
+class _Uvicorn(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield  # ours are installed by `serve`
+
+
+async def serve(
+    context: Context, listener: socket.socket, on_listening: Callable[[], None]
+) -> None:
+    """Serve until a signal, or until an engine fails to start for the first time."""
+    config = context.config
+    server = _Uvicorn(
+        uvicorn.Config(
+            create_app(context),
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=None,
+            backlog=2048,
+        )
+    )
+    loop = asyncio.get_running_loop()
+    drain = _Drain(server, context.registry, config.drain_timeout)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, drain.begin)
+    watch = asyncio.create_task(_watch(context.registry, server, on_listening))
+    try:
+        await server.serve(sockets=[listener])
+        if watch.done() and watch.exception():
+            await watch
+    finally:
+        watch.cancel()
+        await asyncio.gather(*(m.client.stop() for m in context.registry.all()))
+
+
+async def _watch(registry: Registry, server: uvicorn.Server, on_ready: Callable[[], None]) -> None:
+    try:
+        for model in registry.all():
+            await model.client.settled()
+        on_ready()
+    except BaseException:
+        server.should_exit = True
+        raise
+
+
+class _Drain:
+    def __init__(self, server: uvicorn.Server, registry: Registry, timeout: float) -> None:
+        self._server = server
+        self._registry = registry
+        self._timeout = timeout
+
+    def begin(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._server.should_exit:
+            self._cut()
+            return
+        self._server.should_exit = True
+        loop.call_later(self._timeout, self._cut)
+
+    def _cut(self) -> None:
+        for model in self._registry.all():
+            model.client.fail_all(EngineUnavailable("The server is shutting down."))
+        # Answers get a moment to leave; a client that does not read holds nobody up.
+        asyncio.get_running_loop().call_later(1.0, self._force)
+
+    def _force(self) -> None:
+        self._server.force_exit = True

@@ -1,0 +1,51 @@
+"""The engine process: `python -m millrace.engine ADDRESS CONFIG`, started by the front.
+
+Its standard input is a pipe from the front. When that closes, the front is gone, whatever way it
+went, and the engine ends too.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+
+import msgspec
+
+from millrace.config import EngineConfig
+from millrace.engine.build import build
+from millrace.engine.link import SocketLink
+from millrace.errors import MillraceError
+from millrace.protocol import Failed, Loading
+
+EXIT_CANNOT_START = 3
+
+
+def main() -> None:
+    address, raw = sys.argv[1:3]
+    config = msgspec.json.decode(raw, type=EngineConfig)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_front, daemon=True).start()
+    link = SocketLink(address)
+    link.send(Loading("starting"))
+    try:
+        engine = build(config, link)
+    except MillraceError as error:
+        link.send(Failed(error.code, error.message))
+        link.close()
+        sys.exit(EXIT_CANNOT_START)
+    engine.run()
+    link.close()
+
+
+def _end_with_front() -> None:
+    while os.read(0, 4096):
+        pass
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

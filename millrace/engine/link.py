@@ -1,0 +1,67 @@
+"""How an engine hears and answers: over a ZeroMQ socket in its own process, or in a thread."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+from typing import Protocol
+
+import zmq
+
+from millrace.protocol import FromEngine, ToEngine, encoder, to_engine
+
+
+class Link(Protocol):
+    def receive(self, wait: bool) -> list[ToEngine]:
+        """All messages that are there; with `wait`, at least one."""
+
+    def send(self, message: FromEngine) -> None: ...
+
+
+class SocketLink:
+    def __init__(self, address: str) -> None:
+        self._socket = zmq.Context.instance().socket(zmq.PAIR)
+        self._socket.set_hwm(0)
+        self._socket.setsockopt(zmq.LINGER, 2000)
+        self._socket.connect(address)
+
+    def receive(self, wait: bool) -> list[ToEngine]:
+        messages: list[ToEngine] = []
+        if wait:
+            messages.append(to_engine.decode(self._socket.recv()))
+        while True:
+            try:
+                messages.append(to_engine.decode(self._socket.recv(zmq.NOBLOCK)))
+            except zmq.Again:
+                return messages
+
+    def send(self, message: FromEngine) -> None:
+        self._socket.send(encoder.encode(message))
+
+    def close(self) -> None:
+        self._socket.close()
+        zmq.Context.instance().term()
+
+
+class ThreadLink:
+    """For an engine that runs in a thread of the caller's own process."""
+
+    def __init__(self, deliver: Callable[[FromEngine], None]) -> None:
+        self._inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
+        self._deliver = deliver
+
+    def put(self, message: ToEngine) -> None:
+        self._inbox.put(message)
+
+    def receive(self, wait: bool) -> list[ToEngine]:
+        messages: list[ToEngine] = []
+        if wait:
+            messages.append(self._inbox.get())
+        while True:
+            try:
+                messages.append(self._inbox.get_nowait())
+            except queue.Empty:
+                return messages
+
+    def send(self, message: FromEngine) -> None:
+        self._deliver(message)

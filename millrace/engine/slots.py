@@ -1,0 +1,153 @@
+"""The key-value memory of a running batch: rows in slots, left-aligned, each with its own length.
+
+It stands in for mlx-lm's BatchKVCache where a layer's cache is a plain KVCache. There, every row
+that joins or leaves copies the whole batch; here only that row moves. Rows of equal length need no
+mask at all. A layer's cache is passive: the batch advances one shared `Positions` per step.
+
+    slot 0  k k k k k k . .      lens   6 4 4
+    slot 1  k k k k . . . .      width  7 in the next step
+    slot 2  k k k k . . . .
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import KVCache
+
+
+class Positions:
+    """Where each row writes in this step, shared by all layers: computed once, on the host."""
+
+    def __init__(self) -> None:
+        self.lens: list[int] = []
+        self.width = 0
+        self.uniform: int | None = None
+        self.offset: int | mx.array = 0
+        self._index: tuple[mx.array, mx.array] | None = None
+        self._masks: dict[int | None, mx.array | None] = {}
+
+    def begin(self) -> None:
+        """Fix the write positions of the step about to be built."""
+        self.width = max(self.lens) + 1
+        self.uniform = self.width - 1 if min(self.lens) == self.width - 1 else None
+        self.offset = self.uniform if self.uniform is not None else mx.array(self.lens, mx.int32)
+        self._index = None
+        self._masks = {}
+
+    def end(self) -> None:
+        self.lens = [n + 1 for n in self.lens]
+
+    def index(self) -> tuple[mx.array, mx.array]:
+        if self._index is None:
+            rows = mx.arange(len(self.lens), dtype=mx.int32)[:, None]
+            self._index = rows, mx.array(self.lens, mx.int32)[:, None]
+        return self._index
+
+    def mask(self, window: int | None) -> mx.array | None:
+        """Which positions a row may look at; None when all rows may look at all of them."""
+        if window not in self._masks:
+            self._masks[window] = self._make_mask(window)
+        return self._masks[window]
+
+    def _make_mask(self, window: int | None) -> mx.array | None:
+        at = mx.arange(self.width, dtype=mx.int32)
+        if self.uniform is not None:
+            if window is None or self.width <= window:
+                return None
+            return (at > self.uniform - window)[None]
+        lens = mx.array(self.lens, mx.int32)[:, None, None, None]
+        mask = at <= lens
+        return mask if window is None else mask & (at > lens - window)
+
+
+class SlotKVCache:
+    """One layer's keys and values for all rows of the batch."""
+
+    STEP = 256
+
+    def __init__(self, positions: Positions) -> None:
+        self.at = positions
+        self.keys: mx.array | None = None
+        self.values: mx.array | None = None
+
+    @property
+    def offset(self) -> int | mx.array:
+        return self.at.offset
+
+    def make_mask(
+        self, n: int, return_array: bool = False, window_size: int | None = None
+    ) -> mx.array | None:
+        assert n == 1, "a batch step runs one token per row"
+        return self.at.mask(window_size)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        rows, width, uniform = len(self.at.lens), self.at.width, self.at.uniform
+        self._reserve(rows, width, keys, values)
+        assert self.keys is not None and self.values is not None
+        if uniform is not None:
+            self.keys[:rows, :, uniform:width] = keys
+            self.values[:rows, :, uniform:width] = values
+        else:
+            row, at = self.at.index()
+            heads = mx.arange(keys.shape[1], dtype=mx.int32)[None]
+            self.keys[row, heads, at] = keys[:, :, 0]
+            self.values[row, heads, at] = values[:, :, 0]
+        return self.keys[:rows, :, :width], self.values[:rows, :, :width]
+
+    def join(self, first: int, row: KVCache, copies: int) -> None:
+        """Put a prefilled row into slots first … first+copies-1."""
+        length = row.offset
+        if not length:
+            return
+        keys, values = row.keys[..., :length, :], row.values[..., :length, :]
+        self._reserve(first + copies, length + 1, keys, values)
+        assert self.keys is not None and self.values is not None
+        self.keys[first : first + copies, :, :length] = keys
+        self.values[first : first + copies, :, :length] = values
+
+    def move(self, source: int, target: int, length: int) -> None:
+        assert self.keys is not None and self.values is not None
+        self.keys[target, :, :length] = self.keys[source, :, :length]
+        self.values[target, :, :length] = self.values[source, :, :length]
+
+    def extract(self, row: int, length: int) -> KVCache:
+        """A copy of one row as an ordinary cache."""
+        cache = KVCache()
+        if length and self.keys is not None and self.values is not None:
+            cache.keys = mx.contiguous(self.keys[row : row + 1, :, :length])
+            cache.values = mx.contiguous(self.values[row : row + 1, :, :length])
+            cache.offset = length
+        return cache
+
+    def _reserve(self, rows: int, width: int, keys: mx.array, values: mx.array) -> None:
+        if self.keys is not None and rows <= self.keys.shape[0] and width <= self.keys.shape[2]:
+            return
+        have_rows, have_width = (0, 0) if self.keys is None else self.keys.shape[0:3:2]
+        slots = max(have_rows, _round_slots(rows))
+        step = self.STEP if width < 4096 else 4 * self.STEP
+        cap = max(have_width, -(-width // step) * step)
+        self.keys = _grown(self.keys, slots, cap, keys)
+        self.values = _grown(self.values, slots, cap, values)
+
+    @property
+    def state(self) -> tuple[Any, ...]:
+        return () if self.keys is None else (self.keys, self.values)
+
+    @property
+    def nbytes(self) -> int:
+        if self.keys is None or self.values is None:
+            return 0
+        return int(self.keys.nbytes + self.values.nbytes)
+
+
+def _round_slots(rows: int) -> int:
+    return 1 << (rows - 1).bit_length() if rows <= 8 else -(-rows // 8) * 8
+
+
+def _grown(old: mx.array | None, slots: int, cap: int, like: mx.array) -> mx.array:
+    new = mx.zeros((slots, like.shape[1], cap, like.shape[3]), like.dtype)
+    if old is not None:
+        new[: old.shape[0], :, : old.shape[2]] = old
+    return new

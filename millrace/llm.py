@@ -1,0 +1,216 @@
+"""The Python API: a model in this process, driven by the same engine and the same front core.
+
+from millrace import LLM
+
+with LLM() as llm:
+    print(llm.generate("The capital of France is", max_tokens=8).text)
+    for piece in llm.stream([{"role": "user", "content": "Tell me a story."}]):
+        print(piece, end="", flush=True)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, TypeVar, overload
+
+from millrace.config import EngineConfig, Weights
+from millrace.protocol import Sampling
+from millrace.serving.fold import fold
+from millrace.serving.inprocess import ThreadConnection
+from millrace.serving.model import ServedModel
+from millrace.serving.opening import open_model
+from millrace.serving.request import Request
+from millrace.text.deltas import Content, Delta
+
+T = TypeVar("T")
+Message = dict[str, Any]
+Prompt = str | list[Message]
+"""A text to continue, or a conversation to answer."""
+
+
+@dataclass(frozen=True)
+class Output:
+    text: str
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class LLM:
+    """A model loaded in this process. Close it, or use it as a context manager."""
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        weights: Weights = "auto",
+        context: int | None = None,
+        max_running: int = 32,
+        prefill_chunk: int = 512,
+        trust_remote_code: bool = False,
+    ) -> None:
+        from millrace.models.resolve import resolve
+
+        found = resolve(model)
+        self._config = EngineConfig(
+            model=str(found.path),
+            name=found.name,
+            weights=weights,
+            context=context,
+            max_running=max_running,
+            prefill_chunk=prefill_chunk,
+            trust_remote_code=trust_remote_code,
+        )
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="millrace-front", daemon=True
+        )
+        self._thread.start()
+        try:
+            self._model = self._call(self._open())
+        except BaseException:
+            self._end_loop()
+            raise
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self._call(self._model.client.stop())
+            self._end_loop()
+
+    @property
+    def name(self) -> str:
+        return self._model.name
+
+    @property
+    def context_window(self) -> int:
+        return self._model.window
+
+    @overload
+    def generate(self, prompt: str, **options: Any) -> Output: ...
+    @overload
+    def generate(self, prompt: list[Message], **options: Any) -> Output: ...
+    @overload
+    def generate(self, prompt: Sequence[Prompt], **options: Any) -> list[Output]: ...
+    def generate(self, prompt: Any, **options: Any) -> Output | list[Output]:
+        """Answer one prompt, or several at once in one batch.
+
+        Options: temperature, top_p, top_k, min_p, seed, max_tokens, stop_token_ids.
+        """
+        return self._call(self._generate(prompt, options))
+
+    async def agenerate(self, prompt: Any, **options: Any) -> Output | list[Output]:
+        """`generate` for asyncio, on whatever loop the caller runs."""
+        return await asyncio.wrap_future(self._start(self._generate(prompt, options)))
+
+    def stream(self, prompt: Prompt, **options: Any) -> Iterator[str]:
+        """The answer's text as it is made. Leaving the loop early stops the generation."""
+        queue: SimpleQueue[str | BaseException | None] = SimpleQueue()
+        work = self._start(self._pump(prompt, options, queue.put))
+        try:
+            while (item := queue.get()) is not None:
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+        finally:
+            work.cancel()
+
+    async def astream(self, prompt: Prompt, **options: Any) -> AsyncIterator[str]:
+        """`stream` for asyncio, on whatever loop the caller runs."""
+        loop = asyncio.get_running_loop()
+        queue: asyncio.Queue[str | BaseException | None] = asyncio.Queue()
+
+        def put(item: str | BaseException | None) -> None:
+            loop.call_soon_threadsafe(queue.put_nowait, item)
+
+        work = self._start(self._pump(prompt, options, put))
+        try:
+            while (item := await queue.get()) is not None:
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+        finally:
+            work.cancel()
+
+    async def _open(self) -> ServedModel:
+        async def launch() -> ThreadConnection:
+            return ThreadConnection(self._config)
+
+        model = open_model(self._config, launch, idle=3600.0)
+        await model.client.settled()
+        return model
+
+    async def _generate(self, prompt: Any, options: dict[str, Any]) -> Output | list[Output]:
+        if isinstance(prompt, str) or (prompt and isinstance(prompt[0], dict)):
+            return await self._one(prompt, options)
+        return list(await asyncio.gather(*(self._one(p, options) for p in prompt)))
+
+    async def _one(self, prompt: Prompt, options: dict[str, Any]) -> Output:
+        running = self._model.run(self._request(prompt, options))
+        try:
+            answers, usage = await fold(running.events(), running.n)
+        finally:
+            running.close()
+        finish = answers[0].finish
+        return Output(
+            text=answers[0].content,
+            finish_reason=finish.reason if finish else "stop",
+            prompt_tokens=usage.prompt,
+            completion_tokens=usage.completion,
+        )
+
+    async def _pump(
+        self,
+        prompt: Prompt,
+        options: dict[str, Any],
+        put: Callable[[str | BaseException | None], None],
+    ) -> None:
+        try:
+            running = self._model.run(self._request(prompt, options))
+            try:
+                async for event in running.events():
+                    if isinstance(event, Delta) and isinstance(event.piece, Content):
+                        put(event.piece.text)
+            finally:
+                running.close()
+            put(None)
+        except Exception as error:
+            put(error)
+
+    def _request(self, prompt: Prompt, options: dict[str, Any]) -> Request:
+        options = dict(options)
+        model = self._model
+        tokens = model.text_prompt(prompt) if isinstance(prompt, str) else model.chat_prompt(prompt)
+        names = set(Sampling.__struct_fields__)
+        sampling = model.defaults | {k: options.pop(k) for k in list(options) if k in names}
+        return Request(
+            id=secrets.token_hex(8), prompt=tokens, sampling=Sampling(**sampling), **options
+        )
+
+    def _start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._start(work).result()
+
+    def _end_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()

@@ -1,0 +1,67 @@
+"""Loading: a model folder becomes a model on the device, with the facts the engine needs of it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_reduce
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import load_model
+
+from millrace.config import EngineConfig
+from millrace.errors import ModelError
+from millrace.models import device, placement
+from millrace.models.window import window_of
+
+
+@dataclass(frozen=True)
+class Loaded:
+    model: Any
+    context: int
+    vocab_size: int
+    """The width of the logits, which may exceed the tokenizer's vocabulary."""
+    dtype: str
+    device: str
+    weight_bytes: int
+    seconds: float
+
+
+def load(config: EngineConfig) -> Loaded:
+    """Load, place and warm up; every failure is a ModelError that names the folder."""
+    start = time.monotonic()
+    path = Path(config.model)
+    device.configure()
+    kind = device.kind()
+    try:
+        model, settings = load_model(path, lazy=True, trust_remote_code=config.trust_remote_code)
+        placement.place(model, config.weights, kind)
+        mx.eval(model.parameters())
+        vocab, dtype = _warm_up(model)
+    except MemoryError as error:
+        raise ModelError(f"{path} does not fit into this machine's memory.") from error
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
+        raise ModelError(f"The model in {path} cannot be loaded: {error}") from error
+    return Loaded(
+        model=model,
+        context=window_of(settings, config.context),
+        vocab_size=vocab,
+        dtype=dtype,
+        device=kind,
+        weight_bytes=tree_reduce(_add_bytes, model.parameters(), 0),
+        seconds=time.monotonic() - start,
+    )
+
+
+def _warm_up(model: Any) -> tuple[int, str]:
+    """One token through the model: it works, its kernels are compiled, its logits' width is known."""
+    logits = model(mx.array([[0]], mx.int32), cache=make_prompt_cache(model))
+    mx.eval(logits)
+    return int(logits.shape[-1]), str(logits.dtype).removeprefix("mlx.core.")
+
+
+def _add_bytes(total: int, value: Any) -> int:
+    return total + int(value.nbytes) if isinstance(value, mx.array) else total

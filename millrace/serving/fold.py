@@ -1,0 +1,62 @@
+"""The whole answer as a fold over its stream: written once, used by every protocol."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from millrace.text.deltas import (
+    Content,
+    Delta,
+    Event,
+    Finish,
+    Idle,
+    Reasoning,
+    ToolCallArguments,
+    ToolCallStart,
+    Usage,
+)
+
+
+@dataclass
+class ToolCall:
+    id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass
+class Answer:
+    """One choice, complete."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[ToolCall] = field(default_factory=list)
+    finish: Finish | None = None
+
+    def add(self, delta: Delta) -> None:
+        match delta.piece:
+            case Content(text=text):
+                self.content += text
+            case Reasoning(text=text):
+                self.reasoning += text
+            case ToolCallStart(id=id, name=name):
+                self.calls.append(ToolCall(id, name))
+            case ToolCallArguments(index=index, text=text):
+                self.calls[index].arguments += text
+            case Finish() as finish:
+                self.finish = finish
+
+
+async def fold(events: AsyncIterator[Event], n: int) -> tuple[list[Answer], Usage]:
+    answers = [Answer() for _ in range(n)]
+    usage = Usage(0, 0)
+    async for event in events:
+        match event:
+            case Delta(choice=choice):
+                answers[choice].add(event)
+            case Usage():
+                usage = event
+            case Idle():
+                pass
+    return answers, usage

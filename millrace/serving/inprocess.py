@@ -1,0 +1,56 @@
+"""An engine in a thread of this process, for the Python API: the same engine, without sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from millrace.config import EngineConfig
+from millrace.engine.link import ThreadLink
+from millrace.errors import MillraceError
+from millrace.protocol import Failed, FromEngine, Shutdown, ToEngine
+from millrace.serving.connection import EngineGone
+
+
+class ThreadConnection:
+    def __init__(self, config: EngineConfig) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._inbox: asyncio.Queue[FromEngine | EngineGone] = asyncio.Queue()
+        self._link = ThreadLink(self._deliver)
+        self._thread = threading.Thread(
+            target=self._run, args=(config,), name="millrace-engine", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def pid(self) -> int | None:
+        return None
+
+    def send(self, message: ToEngine) -> None:
+        self._link.put(message)
+
+    async def receive(self) -> FromEngine:
+        item = await self._inbox.get()
+        if isinstance(item, EngineGone):
+            raise item
+        return item
+
+    async def close(self, grace: float) -> None:
+        self.send(Shutdown())
+        await asyncio.to_thread(self._thread.join, grace or None)
+
+    def _deliver(self, message: FromEngine | EngineGone) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._inbox.put_nowait, message)
+
+    def _run(self, config: EngineConfig) -> None:
+        from millrace.engine.build import build
+
+        try:
+            build(config, self._link).run()
+            self._deliver(EngineGone("it was told to stop"))
+        except MillraceError as error:
+            self._deliver(Failed(error.code, error.message))
+            self._deliver(EngineGone(error.message))
+        except Exception as error:  # the thread is the engine: whatever ends it, the client hears
+            self._deliver(EngineGone(repr(error)))

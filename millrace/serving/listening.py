@@ -1,0 +1,22 @@
+"""The listening socket, bound before anything costly starts: a port in use is told at once."""
+
+from __future__ import annotations
+
+import socket
+
+from millrace.errors import SetupError
+
+
+def bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise SetupError(
+            f"Cannot listen on {host}:{port}: {error.strerror}. Is another server running there? "
+            f"Choose another port with --port."
+        ) from error
+    return listener

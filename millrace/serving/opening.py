@@ -1,0 +1,45 @@
+"""Opening a model: from a folder to a ServedModel whose engine is on its way up."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from millrace.config import EngineConfig
+from millrace.models.window import read_config, window_of
+from millrace.serving.client import EngineClient
+from millrace.serving.connection import Connection, ProcessConnection
+from millrace.serving.model import ServedModel
+from millrace.text.tokenizer import Tokenizer
+
+
+class Workplace:
+    """A private folder for the sockets of this server's engines, removed at the end."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="millrace-"))
+        self._numbers = itertools.count()
+
+    def launcher(self, config: EngineConfig) -> Callable[[], Awaitable[Connection]]:
+        async def launch() -> Connection:
+            # A fresh socket for every engine: nothing of a dead one can be heard by the next.
+            file = self._folder / f"engine-{next(self._numbers)}.sock"
+            return await ProcessConnection.launch(config, file)
+
+        return launch
+
+    def remove(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def open_model(
+    config: EngineConfig, launch: Callable[[], Awaitable[Connection]], *, idle: float
+) -> ServedModel:
+    """Start the engine first, since it takes longest, and read the text side meanwhile."""
+    window = window_of(read_config(Path(config.model)), config.context)
+    client = EngineClient(launch, idle=idle)
+    client.start()
+    return ServedModel(config.name, Tokenizer(Path(config.model)), client, window)

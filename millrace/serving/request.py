@@ -1,0 +1,19 @@
+"""What a protocol adapter makes of a wire request: everything in tokens and plain values."""
+
+from __future__ import annotations
+
+import msgspec
+
+from millrace.protocol import Sampling
+
+
+class Request(msgspec.Struct, kw_only=True):
+    id: str
+    prompt: list[int]
+    sampling: Sampling = Sampling()
+    seed: int | None = None
+    n: int = 1
+    max_tokens: int | None = None
+    """None takes what the context window leaves."""
+    stop_token_ids: list[int] = []
+    skip_special_tokens: bool = True

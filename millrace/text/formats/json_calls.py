@@ -1,0 +1,159 @@
+"""Calls written as JSON objects, and calls whose header is followed by JSON arguments."""
+
+from __future__ import annotations
+
+import re
+
+from millrace.text.formats.decoding import Decoding, copy_arguments
+from millrace.text.formats.reader import Malformed, Steps, discard
+from millrace.text.formats.syntax import Field, HeaderCalls, JsonCalls
+from millrace.text.formats.values import JSON, copy_value
+from millrace.text.stops import Patterns
+
+_SEPARATOR = re.compile(r"[\s,;]+")
+
+
+def decode_json(state: Decoding, syntax: JsonCalls) -> Steps[None]:
+    """Objects one after another, in a list or not, as far as they go."""
+    reader = state.reader
+    yield from state.blanks()
+    listed = yield from reader.skip("[")
+    yield from state.blanks()
+    yield from _object(state, syntax)
+    while True:
+        here = reader.hold()
+        yield from reader.run(_SEPARATOR, discard)
+        more = (yield from reader.peek()) == "{"
+        reader.release(here)
+        if not more:
+            if not (listed and (yield from reader.skip("]"))):
+                reader.back(here)
+            break
+        retry = reader.hold()
+        try:
+            yield from _object(state, syntax)
+        except Malformed:
+            reader.release(retry)
+            if state.committed:
+                raise
+            reader.back(here)
+            return
+        reader.release(retry)
+    if syntax.fence:
+        here = reader.hold()
+        yield from state.blanks()
+        closed = yield from reader.skip(syntax.fence)
+        reader.release(here)
+        if not closed:
+            reader.back(here)
+
+
+def _object(state: Decoding, syntax: JsonCalls) -> Steps[None]:
+    reader = state.reader
+    if (yield from reader.take()) != "{":
+        raise Malformed("not an object")
+    name: str | None = None
+    given: str | None = None
+    early: list[str] | None = None
+    wrapped = False
+    while True:
+        yield from reader.run(_SEPARATOR, discard)
+        if (yield from reader.skip("}")):
+            if not wrapped:
+                break
+            wrapped = False
+            continue
+        key = yield from state.text()
+        yield from state.blanks()
+        if (yield from reader.take()) != ":":
+            raise Malformed("a key without a value")
+        yield from state.blanks()
+        if syntax.name_is_key and name is None:
+            name = key
+            yield from _arguments(state, syntax, name, given)
+        elif key == "function" and not wrapped and (yield from reader.skip("{")):
+            wrapped = True
+        elif name is None and (key in syntax.name_keys or key == "function"):
+            name = yield from state.text()
+            if early is not None:
+                _begin(state, syntax, name, given)
+                state.write("".join(early))
+        elif key in syntax.args_keys and not state.committed and early is None:
+            if name is not None:
+                yield from _arguments(state, syntax, name, given)
+            else:
+                early = []
+                yield from copy_arguments(reader, JSON, early.append)
+        elif key in syntax.id_keys and syntax.keep_ids and (yield from reader.peek()) == '"':
+            given = yield from state.text()
+        else:
+            yield from copy_value(reader, JSON, discard)
+    if not state.committed:
+        if name is None or state.soft:
+            raise Malformed("no call")
+        _begin(state, syntax, name, given)
+        state.write("{}")
+    state.end()
+
+
+def _arguments(state: Decoding, syntax: JsonCalls, name: str, given: str | None) -> Steps[None]:
+    yield from state.check_arguments()
+    _begin(state, syntax, name, given)
+    yield from state.arguments()
+
+
+def _begin(state: Decoding, syntax: JsonCalls, name: str, given: str | None) -> None:
+    if name in syntax.ignored and name not in state.sink.tools:
+        state.committed = True
+        state.sink.swallow()
+    else:
+        state.begin(name, given)
+
+
+def decode_header(state: Decoding, syntax: HeaderCalls) -> Steps[None]:
+    """Fields separated by markers, then the arguments."""
+    reader = state.reader
+    borders = Patterns([*syntax.fields, "{", *syntax.closes])
+    values: dict[Field, str] = {}
+    field = syntax.first
+    while field != "arguments":
+        text, marker = yield from reader.collect(borders)
+        values[field] = text.strip()
+        if values.get("name") == syntax.content_name is not None:
+            return
+        if marker is None or "\n" in values[field]:
+            raise Malformed("cut off")
+        if marker == "{" or marker in syntax.closes:
+            reader.at -= len(marker)
+            break
+        field = syntax.fields[marker]
+    match = syntax.name_pattern.match(values.get("name", ""))
+    if match is None:
+        raise Malformed("no name")
+    name = match.group("name")
+    given = values.get("name") if syntax.id_is_header else values.get("id")
+    yield from state.blanks()
+    yield from state.skip_any(["```json"])
+    if (yield from _ends(state, syntax)):
+        state.begin(name, given)
+        state.write("{}")
+    else:
+        yield from state.check_arguments()
+        state.begin(name, given if syntax.keep_ids else None)
+        yield from state.arguments(syntax.dialect)
+    state.end()
+    here = reader.hold()
+    yield from state.blanks()
+    yield from state.skip_any(["```"] if syntax.closes else [])
+    yield from state.blanks()
+    closed = yield from state.skip_any(syntax.closes)
+    reader.release(here)
+    if not closed:
+        reader.back(here)
+
+
+def _ends(state: Decoding, syntax: HeaderCalls) -> Steps[bool]:
+    for close in syntax.closes:
+        if (yield from state.reader.sees(close)):
+            return True
+    return False

@@ -1,0 +1,272 @@
+"""The incremental machine that runs a format's declaration over an answer, whatever its family.
+
+One parser per answer: text in, typed pieces out, in order. It owns where reasoning, calls and
+content begin and end; how a call is spelled belongs to the decoders, and blanks, ids and unknown
+tools to the sink.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from millrace.text.deltas import Piece
+from millrace.text.formats.decoding import Decoding
+from millrace.text.formats.json_calls import decode_header, decode_json
+from millrace.text.formats.messages import Router
+from millrace.text.formats.pythonic import decode_python
+from millrace.text.formats.reader import Malformed, Reader, Steps, discard
+from millrace.text.formats.sink import Sink, random_id
+from millrace.text.formats.syntax import (
+    CallSyntax,
+    HeaderCalls,
+    JsonCalls,
+    OutputFormat,
+    PythonCalls,
+    TaggedCalls,
+)
+from millrace.text.formats.tagged import decode_tagged
+from millrace.text.formats.tools import ToolSpec
+from millrace.text.stops import Patterns
+
+
+def primer(format: OutputFormat, prompt: str) -> str:
+    """The markup at the end of a prompt inside which the answer begins; empty if there is none."""
+    tail = prompt.rstrip()
+    opens = format.thought.opens if format.thought is not None else ()
+    found = [text for text in (*format.primers, *opens) if text and tail.endswith(text.rstrip())]
+    return max(found, key=len, default="")
+
+
+def inside_thought(format: OutputFormat, prompt: str) -> bool:
+    """Whether the answer to this prompt begins inside a thought."""
+    thought = format.thought
+    return thought is not None and primer(format, prompt).endswith(thought.opens)
+
+
+class OutputParser:
+    """Reads one answer. `prompt` is the rendered prompt or its tail; `tools` those offered."""
+
+    def __init__(
+        self,
+        format: OutputFormat,
+        tools: Iterable[ToolSpec] | None = None,
+        *,
+        prompt: str = "",
+        parallel: bool = True,
+        new_id: Callable[[], str] = random_id,
+    ) -> None:
+        self._format = format
+        self._reader = Reader()
+        self._sink = Sink(tools, parallel=parallel, new_id=new_id)
+        self._state = Decoding(self._reader, self._sink)
+        self._tables = Tables(format, tuple(self._sink.tools))
+        self._primed = primer(format, prompt)
+        self._thinking = False
+        self._steps = self._run()
+        self._over = False
+        if self._primed:
+            self.feed(self._primed)
+
+    @property
+    def thinking(self) -> bool:
+        """Whether the text read last belongs to a thought."""
+        return self._thinking
+
+    def feed(self, text: str) -> list[Piece]:
+        self._reader.feed(text)
+        self._advance()
+        return self._sink.drain()
+
+    def prime(self, text: str) -> None:
+        """Reads the part of an answer that the prompt already holds, and passes none of it on."""
+        self.feed(text)
+
+    def finish(self, truncated: bool = False) -> list[Piece]:
+        """The rest, once the answer is over; `truncated` when a limit cut it."""
+        self._reader.end(truncated)
+        self._advance()
+        self._sink.finish()
+        return self._sink.drain()
+
+    def _advance(self) -> None:
+        if not self._over:
+            try:
+                next(self._steps)
+            except StopIteration:
+                self._over = True
+
+    def _run(self) -> Steps[None]:
+        if self._format.messages is not None:
+            router = Router(self._format.messages, self._state, self._primed != "", self._body)
+            yield from router.run(self._set_thinking)
+        else:
+            yield from self._body(Patterns([]))
+
+    def _set_thinking(self, thinking: bool) -> None:
+        self._thinking = thinking
+
+    def _body(self, ends: Patterns) -> Steps[str | None]:
+        """Content with thoughts and calls in it, up to one of `ends`; returns which."""
+        tables, sink = self._tables, self._sink
+        plain = Patterns([*tables.content.patterns, *ends.patterns])
+        broken = Patterns([*tables.broken.patterns, *ends.patterns])
+        patterns = plain
+        yield from self._at_start()
+        while True:
+            marker = yield from self._reader.until(patterns, sink.content)
+            if marker is None or marker in ends.patterns:
+                sink.marker()
+                return marker
+            patterns = plain
+            if marker in tables.thought_opens:
+                sink.marker()
+                yield from self._thought()
+                yield from self._at_start()
+            elif marker in tables.soft:
+                if not (yield from self._soft_call(marker)):
+                    self._verbatim(marker)
+            elif marker in tables.opens:
+                sink.marker()
+                if not (yield from self._call(tables.opens[marker])):
+                    patterns = broken
+            else:
+                sink.marker()
+                if marker in tables.inner:
+                    patterns = broken
+
+    def _verbatim(self, marker: str) -> None:
+        if self._reader.at > len(self._primed):
+            self._sink.content(marker)
+
+    def _at_start(self) -> Steps[None]:
+        """A call without any marker may stand where content begins."""
+        tables = self._tables
+        if not tables.start:
+            return
+        here = self._reader.hold()
+        yield from self._state.blanks()
+        char = yield from self._reader.peek()
+        if char in tables.start and not (yield from self._call(tables.start[char], soft=True)):
+            self._reader.back(here)
+        elif char not in tables.start:
+            self._reader.back(here)
+        self._reader.release(here)
+
+    def _thought(self) -> Steps[None]:
+        tables, sink = self._tables, self._sink
+        self._thinking = True
+        while True:
+            marker = yield from self._reader.until(tables.thought, sink.reasoning)
+            if marker is None:
+                return
+            if marker in tables.opens:
+                if not (yield from self._call(tables.opens[marker], offered=True)):
+                    sink.reasoning(marker)
+                    continue
+            elif marker not in tables.thought_closes:
+                continue
+            sink.marker()
+            self._thinking = False
+            return
+
+    def _soft_call(self, marker: str) -> Steps[bool]:
+        """A call whose opening is plain text unless an offered tool is really called."""
+        after = self._reader.at
+        for syntax in self._tables.soft[marker]:
+            inside = marker not in syntax.soft or (
+                isinstance(syntax, JsonCalls) and syntax.soft_inside
+            )
+            self._reader.at = after - len(marker) if inside else after
+            if (yield from self._call([syntax], soft=True)):
+                return True
+            self._reader.at = after
+        return False
+
+    def _call(
+        self, candidates: list[CallSyntax], soft: bool = False, offered: bool = False
+    ) -> Steps[bool]:
+        """Tries the syntaxes one after another; where none fits, the reader is where it was."""
+        reader, state = self._reader, self._state
+        here = reader.hold()
+        done = False
+        for syntax in candidates:
+            state.committed, state.soft = False, soft or offered
+            try:
+                yield from decode(state, syntax)
+                done = True
+            except Malformed:
+                if state.committed:
+                    state.end()
+                    if not soft:
+                        yield from self._resynchronise(syntax)
+                    done = True
+                elif reader.truncated and reader.exhausted and not soft:
+                    done = True
+            if done:
+                break
+            reader.back(here)
+        reader.release(here)
+        return done
+
+    def _resynchronise(self, syntax: CallSyntax) -> Steps[None]:
+        """Drops the rest of a call that went wrong after it had begun."""
+        if syntax.closes:
+            yield from self._reader.until(Patterns(syntax.closes), discard)
+
+
+def decode(state: Decoding, syntax: CallSyntax) -> Steps[None]:
+    if isinstance(syntax, JsonCalls):
+        yield from decode_json(state, syntax)
+    elif isinstance(syntax, HeaderCalls):
+        yield from decode_header(state, syntax)
+    elif isinstance(syntax, TaggedCalls):
+        yield from decode_tagged(state, syntax)
+    else:
+        yield from decode_python(state, syntax)
+
+
+class Tables:
+    """A format's markers sorted by what they mean, for one set of offered tools."""
+
+    def __init__(self, format: OutputFormat, tools: tuple[str, ...]) -> None:
+        self.opens: dict[str, list[CallSyntax]] = {}
+        self.soft: dict[str, list[CallSyntax]] = {}
+        self.start: dict[str, list[CallSyntax]] = {}
+        self.inner: set[str] = set()
+        closes: set[str] = set()
+        for syntax in format.calls:
+            for marker in syntax.opens:
+                self.opens.setdefault(marker, []).append(syntax)
+            closes.update(syntax.closes)
+            for marker in soft_markers(syntax, tools):
+                self.soft.setdefault(marker, []).append(syntax)
+            if tools and isinstance(syntax, JsonCalls):
+                for char in syntax.start:
+                    self.start.setdefault(char, []).append(syntax)
+            if tools and isinstance(syntax, PythonCalls) and syntax.bare:
+                self.start.setdefault("[", []).append(syntax)
+            if isinstance(syntax, TaggedCalls):
+                self.inner.update((syntax.param_open, syntax.value_open, *syntax.value_closes))
+            if isinstance(syntax, HeaderCalls):
+                self.inner.update(marker for marker in syntax.fields if marker.strip())
+        self.inner.discard("")
+        thought = format.thought
+        self.thought_opens = frozenset(thought.opens if thought else ())
+        self.thought_closes = frozenset(thought.closes if thought else ())
+        drops = {*format.drops, *closes, *self.thought_closes} - {""}
+        self.content = Patterns([*self.opens, *self.soft, *self.thought_opens, *drops])
+        self.broken = Patterns([*self.content.patterns, *sorted(self.inner)])
+        opens = list(self.opens) if tools else []
+        self.thought = Patterns(
+            [*opens, *(self.thought_opens | self.thought_closes | format.drops) - {""}]
+        )
+
+
+def soft_markers(syntax: CallSyntax, tools: tuple[str, ...]) -> tuple[str, ...]:
+    if isinstance(syntax, HeaderCalls) and syntax.content_name is not None:
+        return syntax.soft
+    if not tools:
+        return ()
+    if isinstance(syntax, PythonCalls) and syntax.bare:
+        return (*syntax.soft, *(f"[{name}(" for name in tools))
+    return syntax.soft

@@ -1,0 +1,110 @@
+"""Answers made of messages, each with a header that says whom it is for (gpt-oss's Harmony).
+
+Owns headers and routing: a channel or recipient makes a body reasoning, content or a call.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from millrace.text.formats.decoding import Decoding
+from millrace.text.formats.reader import Malformed, Steps, discard
+from millrace.text.formats.syntax import Messages
+from millrace.text.stops import Patterns
+
+_RECIPIENT = re.compile(r"(?:^|\s)to=(\S+)")
+
+Body = Callable[[Patterns], Steps[str | None]]
+
+
+class Router:
+    """Reads header, body, header, body; a body without any header is content."""
+
+    def __init__(self, syntax: Messages, state: Decoding, in_header: bool, body: Body) -> None:
+        self._syntax = syntax
+        self._state = state
+        self._in_header = in_header
+        self._inline = body
+        self._ends = Patterns([*syntax.ends, syntax.start])
+        self._markers = Patterns([*syntax.header, syntax.message, syntax.start, *syntax.ends])
+
+    def run(self, thinking: Callable[[bool], None]) -> Steps[None]:
+        reader, sink = self._state.reader, self._state.sink
+        if not self._in_header:
+            marker = yield from reader.until(self._markers, sink.content)
+            sink.marker()
+        else:
+            marker = yield from reader.until(self._markers, discard)
+        while marker is not None:
+            if marker == self._syntax.message:
+                marker = yield from self._dispatch("", "", thinking)
+            elif marker in self._syntax.ends:
+                marker = yield from reader.until(self._markers, discard)
+            else:
+                header, channel, marker = yield from self._header(marker)
+                if marker == self._syntax.message:
+                    marker = yield from self._dispatch(header, channel, thinking)
+            thinking(False)
+
+    def _header(self, marker: str) -> Steps[tuple[str, str, str | None]]:
+        """The whole header, the channel's name, and the marker after them."""
+        whole: list[str] = []
+        channel = ""
+        found: str | None = marker
+        while found is not None and found not in (self._syntax.message, *self._syntax.ends):
+            if found == self._syntax.start:
+                whole, channel = [], ""
+            text, following = yield from self._state.reader.collect(self._markers)
+            whole.append(text)
+            words = text.split()
+            if found == self._syntax.header[0] and words:
+                channel = words[0]
+            found = following
+        return " ".join(whole), channel, found
+
+    def _dispatch(
+        self, header: str, channel: str, thinking: Callable[[bool], None]
+    ) -> Steps[str | None]:
+        syntax, sink, reader = self._syntax, self._state.sink, self._state.reader
+        match = _RECIPIENT.search(header)
+        recipient = match.group(1) if match else None
+        sink.marker()
+        if recipient == syntax.self_recipient is not None or (
+            channel in syntax.reasoning and recipient is None
+        ):
+            thinking(True)
+            marker = yield from reader.until(self._ends, sink.reasoning)
+            sink.marker()
+            return marker
+        if syntax.inline_bodies:
+            return (yield from self._inline(self._ends))
+        if recipient is not None and recipient != "all":
+            return (yield from self._call(recipient, channel))
+        marker = yield from reader.until(self._ends, sink.content)
+        sink.marker()
+        return marker
+
+    def _call(self, recipient: str, channel: str) -> Steps[str | None]:
+        """A body addressed to a tool; one nobody offered is text of its channel."""
+        state, reader = self._state, self._state.reader
+        name = recipient.removeprefix(self._syntax.recipient_prefix)
+        here = reader.hold()
+        state.committed, state.soft = False, True
+        written = discard
+        try:
+            yield from state.check_arguments()
+            state.begin(name)
+            yield from state.arguments()
+            state.end()
+        except Malformed:
+            if state.committed:
+                state.end()
+            elif not (reader.truncated and reader.exhausted and name in state.sink.tools):
+                reader.back(here)
+                hidden = channel in self._syntax.reasoning
+                written = state.sink.reasoning if hidden else state.sink.content
+        reader.release(here)
+        marker = yield from reader.until(self._ends, written)
+        state.sink.marker()
+        return marker

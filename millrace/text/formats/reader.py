@@ -1,0 +1,153 @@
+"""A stream of text read by generators that pause where more is needed.
+
+Every step decides on the stream's text alone, never on where a chunk ended, which is what makes
+the decoders chunk invariant. Knows nothing of formats.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator
+from typing import TypeVar
+
+from millrace.text.stops import Patterns, Scan
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]
+Write = Callable[[str], None]
+
+_WORDLIKE = re.compile(r"[\w\s:.]*\Z")
+
+
+class Malformed(Exception):
+    """The text is not what the decoder took it for."""
+
+
+def discard(_: str) -> None:
+    """A sink for text nobody wants."""
+
+
+class Reader:
+    """The text not yet consumed; positions are absolute, and a held position can be returned to."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._base = 0
+        self._holds: list[int] = []
+        self.at = 0
+        self.ended = False
+        self.truncated = False
+
+    def feed(self, text: str) -> None:
+        keep = min([self.at, *self._holds]) - self._base
+        self._text = self._text[keep:] + text
+        self._base += keep
+
+    def end(self, truncated: bool) -> None:
+        self.ended = True
+        self.truncated = truncated
+
+    @property
+    def exhausted(self) -> bool:
+        return self.ended and self.at == self._base + len(self._text)
+
+    def hold(self) -> int:
+        """Keeps the text from here on until `release`, so that `back` may return to it."""
+        self._holds.append(self.at)
+        return self.at
+
+    def release(self, position: int) -> None:
+        self._holds.remove(position)
+
+    def back(self, position: int) -> None:
+        self.at = position
+
+    def peek(self, size: int = 1) -> Steps[str]:
+        """The next `size` characters, fewer only at the end of the stream."""
+        while True:
+            start = self.at - self._base
+            found = self._text[start : start + size]
+            if len(found) == size or self.ended:
+                return found
+            yield
+
+    def take(self, size: int = 1) -> Steps[str]:
+        found = yield from self.peek(size)
+        self.at += len(found)
+        return found
+
+    def sees(self, text: str) -> Steps[bool]:
+        """Whether `text` comes next; waits no longer than the answer needs."""
+        size = 1
+        while True:
+            found = yield from self.peek(size)
+            if not text.startswith(found) or len(found) < size:
+                return False
+            if size == len(text):
+                return True
+            size += 1
+
+    def skip(self, text: str) -> Steps[bool]:
+        found = yield from self.sees(text)
+        if found:
+            self.at += len(text)
+        return found
+
+    def run(self, pattern: re.Pattern[str], write: Write) -> Steps[None]:
+        """Writes characters as they come while the one-character class `pattern` matches them."""
+        while True:
+            start = self.at - self._base
+            match = pattern.match(self._text, start)
+            if match is not None and match.end() > start:
+                self.at += match.end() - start
+                write(match.group())
+            if self.at < self._base + len(self._text) or self.ended:
+                return
+            yield
+
+    def word(self, pattern: re.Pattern[str]) -> Steps[str]:
+        parts: list[str] = []
+        yield from self.run(pattern, parts.append)
+        return "".join(parts)
+
+    def until(self, patterns: Patterns, write: Write) -> Steps[str | None]:
+        """Writes text up to the first of `patterns`, consumes that and returns it; None at the end.
+
+        Half a marker at the end of a truncated stream is dropped: it would only have been markup.
+        """
+        scan = Scan(patterns)
+        origin = scanned = self.at
+        while True:
+            fresh = self._text[scanned - self._base :]
+            scanned += len(fresh)
+            match = scan.feed(fresh)
+            if match is None and self.ended:
+                match = scan.finish()
+            if match is not None:
+                self._write(origin + match.start, write)
+                found = self._slice(origin + match.start, origin + match.end)
+                self.at = origin + match.end
+                return found
+            self._write(origin + scan.safe, write)
+            if self.ended:
+                rest = self._slice(self.at, scanned)
+                self.at = scanned
+                if rest and not (self.truncated and not _WORDLIKE.match(rest)):
+                    write(rest)
+                return None
+            yield
+
+    def collect(self, patterns: Patterns) -> Steps[tuple[str, str | None]]:
+        """The text up to the first of `patterns`, and which one it was."""
+        parts: list[str] = []
+        marker = yield from self.until(patterns, parts.append)
+        return "".join(parts), marker
+
+    def _slice(self, start: int, end: int) -> str:
+        return self._text[start - self._base : end - self._base]
+
+    def _write(self, end: int, write: Write) -> None:
+        if end > self.at:
+            text = self._slice(self.at, end)
+            self.at = end
+            write(text)

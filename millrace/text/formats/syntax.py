@@ -1,0 +1,182 @@
+"""What a family's output looks like, as data: markers, nesting, and how arguments are written.
+
+Only declarations. The machine and the decoders read them to parse; the grammars read them to
+enforce. The first entry of every tuple of markers is the one the family itself writes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from millrace.text.formats.values import JSON, Dialect
+
+Field = Literal["name", "id", "kind", "arguments"]
+
+
+@dataclass(frozen=True)
+class Thought:
+    """Reasoning between two markers."""
+
+    name: str
+    opens: tuple[str, ...]
+    closes: tuple[str, ...]
+    lead: str = "\n"
+    """What the family writes after the opening marker and before the closing one."""
+
+    @property
+    def close_text(self) -> str:
+        """The text that ends a thought, for a thinking budget."""
+        return f"{self.lead}{self.closes[0]}" if self.closes[0] else ""
+
+
+@dataclass(frozen=True)
+class JsonCalls:
+    """Objects that hold a name and arguments, alone, in a list or on lines."""
+
+    opens: tuple[str, ...] = ()
+    closes: tuple[str, ...] = ()
+    name_keys: tuple[str, ...] = ("name", "tool_name")
+    args_keys: tuple[str, ...] = ("arguments", "parameters")
+    id_keys: tuple[str, ...] = ("id", "tool_call_id")
+    keep_ids: bool = True
+    name_is_key: bool = False
+    """`{"get_weather": {…}}`: the name is the object's only key."""
+    soft: tuple[str, ...] = ()
+    """Texts that begin a call, and are plain content if no offered tool turns out to be called."""
+    soft_inside: bool = True
+    """The soft text is part of the call itself, not markup before it."""
+    start: str = ""
+    """Characters that may begin such a call at the start of the answer."""
+    fence: str = ""
+    """A closing text that is markup right after a call only."""
+    layout: Literal["each", "list", "lines"] = "each"
+    padding: str = "\n"
+    between: str = "\n"
+    write_id: Literal["none", "before", "after"] = "none"
+    ignored: tuple[str, ...] = ()
+    """Names the template invents for "no call"."""
+
+
+@dataclass(frozen=True)
+class HeaderCalls:
+    """A header with the name, then the arguments as one value."""
+
+    opens: tuple[str, ...]
+    first: Field
+    fields: Mapping[str, Field]
+    """Which field a marker inside the header begins."""
+    closes: tuple[str, ...] = ()
+    name_pattern: re.Pattern[str] = re.compile(r"\s*(?P<name>\S+)\s*\Z")
+    keep_ids: bool = True
+    id_is_header: bool = False
+    """The whole first field is the call's id, with the name inside it."""
+    dialect: Dialect = JSON
+    content_name: str | None = None
+    """A name that means plain content follows."""
+    soft: tuple[str, ...] = ()
+    section: tuple[str, str] | None = None
+    between: str = ""
+    template: str = ""
+    """How one call is written, with {name}, {id}, {index} and {arguments}."""
+
+
+@dataclass(frozen=True)
+class TaggedCalls:
+    """A tag for the call and one for each parameter."""
+
+    opens: tuple[str, ...]
+    header_end: tuple[str, ...]
+    param_open: str
+    param_end: str
+    value_closes: tuple[str, ...]
+    closes: tuple[str, ...]
+    name_pattern: re.Pattern[str] = re.compile(r"\s*\"?(?P<name>[^\s\"<>]+)\"?\s*\Z")
+    param_pattern: re.Pattern[str] = re.compile(r"\s*\"?(?P<name>[^\"]*?)\"?\s*\Z")
+    value_open: str = ""
+    header_optional: bool = False
+    """The name may be followed directly by a parameter or the end."""
+    cdata: bool = False
+    nested: str = ""
+    """A token before every tag of values that are written as elements in elements."""
+    section: tuple[str, str] | None = None
+    soft: tuple[str, ...] = ()
+    call_open: str = ""
+    """The call's opening as written, with {name}; the other three likewise."""
+    param_write: str = ""
+    call_close: str = ""
+    between: str = ""
+    trims: bool = False
+    """One line break inside each end of a value is markup."""
+
+
+@dataclass(frozen=True)
+class PythonCalls:
+    """Function calls in Python's syntax, in a list or on lines."""
+
+    opens: tuple[str, ...] = ()
+    closes: tuple[str, ...] = ()
+    soft: tuple[str, ...] = ()
+    bare: bool = False
+    """`[name(` with an offered name begins calls anywhere."""
+    brackets: bool = True
+    shell: bool = False
+    """Wrapped in `print(…)`, or `name argument argument` on a line, is a call too."""
+    fence: str = ""
+    padding: str = ""
+
+
+CallSyntax = JsonCalls | HeaderCalls | TaggedCalls | PythonCalls
+
+
+@dataclass(frozen=True)
+class Messages:
+    """Answers made of messages with headers: channels and recipients say what a body is."""
+
+    start: str
+    message: str
+    ends: tuple[str, ...]
+    header: tuple[str, ...]
+    reasoning: frozenset[str]
+    recipient_prefix: str = "functions."
+    self_recipient: str | None = None
+    """The recipient of thoughts, in families without channels."""
+    inline_bodies: bool = False
+    """Calls are written in the body, by the format's call syntaxes."""
+
+
+@dataclass(frozen=True)
+class OutputFormat:
+    """All that is needed to read, prompt for and enforce a family's answers."""
+
+    name: str
+    calls: tuple[CallSyntax, ...] = ()
+    thought: Thought | None = None
+    messages: Messages | None = None
+    drops: frozenset[str] = field(default_factory=frozenset)
+    """Markup without meaning for a client: turn ends, section borders, response wrappers."""
+    primers: tuple[str, ...] = ()
+    """Ends of a prompt that put the answer's first character inside markup."""
+    python_tools: bool = False
+    """Tools are shown as Python signatures by us, since the template knows nothing of tools."""
+
+    def with_thought(self, thought: Thought | None) -> OutputFormat:
+        return replace(self, thought=thought)
+
+    def with_drops(self, drops: frozenset[str]) -> OutputFormat:
+        return replace(self, drops=self.drops | drops)
+
+    @property
+    def markers(self) -> frozenset[str]:
+        """Every text that must never reach a client as content."""
+        found = set(self.drops)
+        for syntax in self.calls:
+            found.update(syntax.opens, syntax.closes)
+        if self.thought is not None:
+            found.update(self.thought.opens, self.thought.closes)
+        if self.messages is not None:
+            found.update(self.messages.header, self.messages.ends)
+            found.update((self.messages.start, self.messages.message))
+        return frozenset(marker for marker in found if marker)

@@ -1,0 +1,96 @@
+"""The tokenizer of a model folder, and the facts about its vocabulary that the front needs.
+
+Reads tokenizer.json with the `tokenizers` library alone: transformers costs a second to import and
+is used only for folders that carry no tokenizer.json.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as _Fast
+
+from millrace.errors import ModelError
+from millrace.text.vocabulary import Vocabulary
+
+
+class Tokenizer:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._fast = _load(folder)
+        self.settings = _read_json(folder / "tokenizer_config.json")
+        self.vocabulary = Vocabulary(self._fast)
+        self.eos_ids = self._find_eos()
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        """Token ids; `special` adds what the tokenizer puts around a raw text (a BOS, say)."""
+        return list(self._fast.encode(text, add_special_tokens=special).ids)
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        return str(self._fast.decode(list(ids), skip_special_tokens=skip_special))
+
+    def token_text(self, name: str) -> str:
+        """The text of a named special token (`bos_token`, `eos_token`), or an empty string."""
+        value = self.settings.get(name)
+        if value is None:
+            value = _read_json(self.folder / "special_tokens_map.json").get(name)
+        if isinstance(value, dict):
+            value = value.get("content")
+        return value if isinstance(value, str) else ""
+
+    @functools.cached_property
+    def template_source(self) -> str | None:
+        """The chat template, from wherever this model keeps it."""
+        file = self.folder / "chat_template.jinja"
+        if file.is_file():
+            return file.read_text(encoding="utf-8")
+        source = self.settings.get("chat_template")
+        if source is None:
+            source = _read_json(self.folder / "chat_template.json").get("chat_template")
+        if isinstance(source, list):
+            named = {t["name"]: t["template"] for t in source}
+            source = named.get("tool_use") or named.get("default") or next(iter(named.values()))
+        return source if isinstance(source, str) else None
+
+    def _find_eos(self) -> frozenset[int]:
+        """The union of every source: they disagree, and a missed one runs on for ever."""
+        config = _read_json(self.folder / "config.json")
+        found: set[int] = set()
+        for source in (
+            config,
+            config.get("text_config") or {},
+            _read_json(self.folder / "generation_config.json"),
+        ):
+            ids = source.get("eos_token_id")
+            found |= set(ids if isinstance(ids, list) else [] if ids is None else [ids])
+        if text := self.token_text("eos_token"):
+            token = self._fast.token_to_id(text)
+            found |= set() if token is None else {token}
+        return frozenset(found)
+
+
+def _load(folder: Path) -> _Fast:
+    file = folder / "tokenizer.json"
+    try:
+        if file.is_file():
+            return _Fast.from_file(str(file))
+        from transformers import AutoTokenizer
+
+        slow: Any = AutoTokenizer.from_pretrained(str(folder))
+        return slow.backend_tokenizer
+    except Exception as error:  # the libraries raise bare Exceptions for malformed files
+        raise ModelError(f"The tokenizer in {folder} cannot be read: {error}") from error
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{file} is not valid JSON: {error}") from error
+    return value if isinstance(value, dict) else {}
