@@ -42,9 +42,12 @@ class Engine:
         while not self._stopping:
             self.turn()
 
+    @property
+    def busy(self) -> bool:
+        return bool(self._batch) or self._scheduler.busy
+
     def turn(self) -> None:
-        idle = not self._batch and not self._scheduler.busy
-        for message in self._link.receive(wait=idle):
+        for message in self._link.receive(wait=not self.busy):
             self._hear(message)
         if self._stopping:
             return

@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import zmq
@@ -75,13 +75,15 @@ class ProcessConnection:
         if self._hearing is None:
             self._hearing = asyncio.ensure_future(self._socket.recv())
         if not self._hearing.done():
-            await asyncio.wait({self._hearing, self._ended}, return_when=asyncio.FIRST_COMPLETED)
+            first: set[asyncio.Future[Any]] = {self._hearing, self._ended}
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         if not self._hearing.done():
             # Ended: what it said last may still be on its way through the socket.
             await asyncio.wait({self._hearing}, timeout=0.2)
         if self._hearing.done():
             data, self._hearing = self._hearing.result(), None
-            return from_engine.decode(data)
+            message: FromEngine = from_engine.decode(data)
+            return message
         raise EngineGone(_how(self._process.returncode))
 
     async def close(self, grace: float) -> None:

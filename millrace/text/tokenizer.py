@@ -81,7 +81,8 @@ def _load(folder: Path) -> _Fast:
         from transformers import AutoTokenizer
 
         slow: Any = AutoTokenizer.from_pretrained(str(folder))
-        return slow.backend_tokenizer
+        fast: _Fast = slow.backend_tokenizer
+        return fast
     except Exception as error:  # the libraries raise bare Exceptions for malformed files
         raise ModelError(f"The tokenizer in {folder} cannot be read: {error}") from error
 

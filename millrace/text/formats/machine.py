@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from millrace.text.deltas import Piece
 from millrace.text.formats.decoding import Decoding
 from millrace.text.formats.json_calls import decode_header, decode_json
-from millrace.text.formats.messages import Router
+from millrace.text.formats.channels import Router
 from millrace.text.formats.pythonic import decode_python
 from millrace.text.formats.reader import Malformed, Reader, Steps, discard
 from millrace.text.formats.sink import Sink, random_id

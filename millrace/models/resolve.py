@@ -1,0 +1,138 @@
+"""From the name a user gives to a model folder that is whole.
+
+Knows the order in which names are tried; fetching, converting and listing are done elsewhere.
+Whatever is already on this machine is used without a network call and without heavy imports.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+import msgspec
+
+from millrace.errors import ModelError
+from millrace.models import store
+from millrace.models.fetch import Progress, build, default_gguf, hub_snapshot, is_ready, silent
+from millrace.models.store import Source
+
+__all__ = ["DEFAULT", "Progress", "Resolved", "resolve", "silent"]
+
+DEFAULT = "smollm2"
+
+_HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$", re.ASCII)
+_PATH_STARTS = ("/", "./", "../", "~")
+
+
+class Resolved(msgspec.Struct, frozen=True):
+    """A model that is ready to be loaded, and the name to serve it under."""
+
+    name: str
+    path: Path
+    source: Source
+
+
+def resolve(name: str | None, *, progress: Progress = silent, download: bool = True) -> Resolved:
+    """Find the model called `name`, fetching or converting it if need be and if allowed.
+
+    None is the default model. Names are tried as the default, a path, a model on this machine,
+    and a Hugging Face id.
+    """
+    if name is None or name == DEFAULT:
+        return _default(progress, download)
+    path = Path(name).expanduser()
+    if path.is_file() or (path.suffix == ".gguf" and name.startswith(_PATH_STARTS)):
+        return _file(path, progress)
+    if path.is_dir():
+        return _folder(path)
+    if (own := store.own_folder(name)) is not None:
+        return _own(name, own)
+    if name.startswith(_PATH_STARTS) or name.endswith((".gguf", ".safetensors")):
+        raise ModelError(f"There is no file or folder {name}. Check the path.")
+    if _HUB_ID.match(name):
+        return _hub(name, progress, download)
+    raise ModelError(
+        f"There is no model '{name}'. On this machine: "
+        f"{', '.join([DEFAULT, *(n for n in store.names() if n != DEFAULT)])}. Others can be "
+        f"named by a folder, a GGUF file, or a Hugging Face id such as org/name."
+    )
+
+
+def _default(progress: Progress, download: bool) -> Resolved:
+    folder = store.models_home() / DEFAULT
+    if not is_ready(folder):
+        if not download:
+            raise ModelError(
+                f"The default model is not on this machine yet. Fetch it: millrace pull {DEFAULT}"
+            )
+
+        def make(scratch: Path, target: Path) -> None:
+            _convert(default_gguf(scratch, progress), target, DEFAULT, progress)
+
+        folder = build(
+            DEFAULT, make, source="default", origin="SmolLM2-135M-Instruct", progress=progress
+        )
+    return Resolved(DEFAULT, folder, "default")
+
+
+def _file(path: Path, progress: Progress) -> Resolved:
+    if path.suffix != ".gguf":
+        raise ModelError(
+            f"{path} is a file, but not a .gguf one. Name a model folder or a GGUF file."
+        )
+    if not path.is_file():
+        raise ModelError(f"There is no file {path}. Check the path.")
+    path = path.resolve()
+    status = path.stat()
+    mark = hashlib.sha256(f"{path}\0{status.st_size}\0{status.st_mtime_ns}".encode()).hexdigest()
+    stem = re.sub(r"[^\w.-]+", "-", path.stem).strip(".-") or "model"
+    name = f"{stem}-{mark[:8]}"
+    folder = store.models_home() / name
+    if not is_ready(folder):
+
+        def make(scratch: Path, target: Path) -> None:
+            _convert(path, target, path.name, progress)
+
+        folder = build(name, make, source="gguf", origin=str(path), progress=progress)
+    return Resolved(path.stem, folder, "gguf")
+
+
+def _convert(source: Path, target: Path, name: str, progress: Progress) -> None:
+    from millrace.models.gguf import convert
+
+    convert(source, target, done=lambda done, total: progress(f"Converting {name}", done, total))
+
+
+def _folder(path: Path) -> Resolved:
+    if (missing := store.missing_file(path)) is not None:
+        hint = " It holds GGUF files; name one of them instead." if any(path.glob("*.gguf")) else ""
+        raise ModelError(f"The model folder {path} is incomplete: {missing} is missing.{hint}")
+    return Resolved(path.resolve().name, path, "folder")
+
+
+def _own(name: str, folder: Path) -> Resolved:
+    if (missing := store.missing_file(folder)) is not None:
+        raise ModelError(
+            f"The model '{name}' is incomplete: {missing} is missing from {folder}. "
+            f"Remove it with 'millrace rm {name}' and import it again."
+        )
+    note = store.marker(folder)
+    return Resolved(name, folder, note.source if note else "folder")
+
+
+def _hub(name: str, progress: Progress, download: bool) -> Resolved:
+    folder = store.hub_folder(name)
+    if folder is None or store.missing_file(folder) is not None:
+        if not download:
+            raise ModelError(
+                f"The model '{name}' is not whole on this machine. Fetch it: millrace pull {name}"
+            )
+        folder = hub_snapshot(name, progress)
+        if (missing := store.missing_file(folder)) is not None:
+            raise ModelError(
+                f"The Hugging Face model '{name}' has no {missing}, so it cannot be served. "
+                f"Take a repository with safetensors weights, or download a .gguf file and "
+                f"name its path."
+            )
+    return Resolved(name, folder, "hub")

@@ -1,0 +1,113 @@
+"""Fixtures: the default model, a server of our own as users start it, and the shared material."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Server:
+    """A `millrace serve` process and how to reach it."""
+
+    def __init__(self, *args: str, env: dict[str, str] | None = None) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "millrace", "serve", *args, "--port", str(self.port)],
+            env=os.environ | (env or {}),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def wait_ready(self, timeout: float = 120) -> Server:
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise RuntimeError(f"the server ended: {self.process.stderr.read()}")  # type: ignore[union-attr]
+            try:
+                if self.health()["status"] == "ready":
+                    return self
+            except httpx.TransportError:
+                pass
+            time.sleep(0.05)
+        raise TimeoutError("the server did not become ready")
+
+    def health(self) -> dict[str, Any]:
+        return dict(httpx.get(f"{self.url}/health", timeout=5).json())
+
+    def status(self) -> dict[str, Any]:
+        return dict(httpx.get(f"{self.url}/v1/status", timeout=5).json()["models"][0])
+
+    def post(self, path: str, body: Any, **kwargs: Any) -> httpx.Response:
+        return httpx.post(f"{self.url}{path}", json=body, timeout=120, **kwargs)
+
+    def kill_engine(self) -> None:
+        os.kill(self.status()["engine_pid"], signal.SIGKILL)
+
+    def stop(self, timeout: float = 40) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
+        finally:
+            self.process.stderr.close()  # type: ignore[union-attr]
+
+
+@pytest.fixture(scope="session")
+def default_model() -> Path:
+    from millrace.models.resolve import resolve
+
+    return resolve(None).path
+
+
+@pytest.fixture(scope="session")
+def server(default_model: Path) -> Iterator[Server]:
+    running = Server().wait_ready()
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def start(default_model: Path) -> Iterator[Callable[..., Server]]:
+    """Start further servers; all are stopped when the test ends."""
+    started: list[Server] = []
+
+    def make(*args: str, **kwargs: Any) -> Server:
+        started.append(Server(*args, **kwargs))
+        return started[-1]
+
+    yield make
+    for running in started:
+        if running.process.poll() is None:
+            running.stop()
+
+
+@pytest.fixture(scope="session")
+def material() -> Path:
+    folder = Path(os.environ.get("MILLRACE_MATERIAL", ROOT.parent / "shared" / "material"))
+    if not folder.is_dir():
+        pytest.skip(f"no test material at {folder} (set MILLRACE_MATERIAL)")
+    return folder

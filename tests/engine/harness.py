@@ -1,0 +1,81 @@
+"""An engine driven turn by turn in the test's own thread, and the plain loop it is held against."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
+
+from millrace.config import EngineConfig
+from millrace.engine.link import ThreadLink
+from millrace.engine.loop import Engine
+from millrace.engine.pivot import HostPivots, PivotFinder
+from millrace.engine.sampler import Sampler
+from millrace.protocol import Failed, FromEngine, Step, Submit, ToEngine
+
+Key = tuple[str, int]
+
+
+class Bench:
+    """What the engine said, gathered by row."""
+
+    def __init__(self, model: Any, pivots: PivotFinder | None = None, **config: Any) -> None:
+        self.made: dict[Key, list[int]] = {}
+        self.finish: dict[Key, str] = {}
+        self.failed: dict[str | None, Failed] = {}
+        self.prefilled: dict[str, int] = {}
+        self.link = ThreadLink(self._deliver)
+        settings = EngineConfig(model="tiny", name="tiny", **config)
+        self.engine = Engine(model, settings, Sampler(pivots or HostPivots()), self.link)
+
+    def _deliver(self, message: FromEngine) -> None:
+        match message:
+            case Step(rows=rows, prefilled=prefilled):
+                for row in rows:
+                    key = (row.id, row.choice)
+                    assert key not in self.finish, "a token after the end"
+                    self.made.setdefault(key, []).extend(row.tokens)
+                    if row.finish:
+                        self.finish[key] = row.finish
+                for part in prefilled:
+                    self.prefilled[part.id] = part.done
+            case Failed(id=id):
+                self.failed[id] = message
+
+    def put(self, message: ToEngine, turns: int = 0) -> None:
+        self.link.put(message)
+        for _ in range(turns):
+            self.engine.turn()
+
+    @property
+    def idle(self) -> bool:
+        return not self.engine.busy
+
+    def drain(self, limit: int = 20_000) -> None:
+        for _ in range(limit):
+            if self.idle:
+                return
+            self.engine.turn()
+        raise AssertionError("the engine does not come to rest")
+
+    def run(self, submits: Iterable[Submit], turns: int = 0) -> dict[Key, list[int]]:
+        for submit in submits:
+            self.put(submit, turns)
+        self.engine.turn()
+        self.drain()
+        return self.made
+
+
+def greedy_alone(model: Any, prompt: list[int], count: int) -> list[int]:
+    """The oracle: one row, plain caches, argmax."""
+    caches = make_prompt_cache(model)
+    tokens = list(prompt)
+    fed = mx.array([tokens], mx.int32)
+    out: list[int] = []
+    for _ in range(count):
+        logits = model(fed, cache=caches)[0, -1]
+        out.append(int(mx.argmax(logits)))
+        fed = mx.array([[out[-1]]], mx.int32)
+    return out
