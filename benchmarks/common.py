@@ -71,12 +71,12 @@ def with_blas(library: str | None) -> dict[str, str]:
 
 
 def prompts(count: int, tokens: int, max_tokens: int, seed: int, stream: str) -> list[Item]:
-    """Story prompts for /v1/completions that differ from their first words on."""
+    """Prompts for /v1/completions that differ from their first words on."""
     shape = Shape(
         prompt=Fixed(tokens),
         output=Fixed(max_tokens),
         chat=False,
-        sizing=Sizing(tokens_per_word=1.13, overhead=20.0),
+        sizing=Sizing(tokens_per_word=1.5, overhead=16.0),
     )
     return generate(shape, count, seed, stream)
 

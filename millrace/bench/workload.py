@@ -14,16 +14,16 @@ import msgspec
 from millrace.bench.lengths import Length, draw
 from millrace.bench.words import WORDS
 
-_CLOSING = "Write a long continuation of this text."
-_SENTENCE = (6, 14)
+_CLOSING = "Continue this list with many more lines."
+_LINE = (7, 12)
 
 
 class Sizing(msgspec.Struct, frozen=True):
     """Tokens of a generated prompt = overhead + tokens_per_word × words."""
 
-    tokens_per_word: float = 1.13
-    overhead: float = 30.0
-    """The chat template's share, the tag at the start and the closing sentence."""
+    tokens_per_word: float = 1.5
+    overhead: float = 40.0
+    """The chat template's share, the tag at the start and the closing line."""
 
     def words(self, tokens: int) -> int:
         return max(1, round((tokens - self.overhead) / self.tokens_per_word))
@@ -64,7 +64,7 @@ def generate(shape: Shape, count: int, seed: int, stream: str) -> list[Item]:
     prefix = ""
     if shape.prefix_tokens:
         words = max(1, round(shape.prefix_tokens / shape.sizing.tokens_per_word))
-        prefix = _sentences(random.Random(f"{seed}/prefix"), words) + "\n\n"
+        prefix = "\n".join(_lines(random.Random(f"{seed}/prefix"), words)) + "\n\n"
     rng = random.Random(f"{seed}/{stream}")
     return [_item(shape, rng, f"{seed}/{stream}/{i}", prefix) for i in range(count)]
 
@@ -74,16 +74,22 @@ def _item(shape: Shape, rng: random.Random, name: str, prefix: str) -> Item:
     max_tokens = draw(shape.output, rng)
     shared = prefix if rng.random() < shape.prefix_share else ""
     own = tokens - (shape.prefix_tokens if shared else 0)
-    body = _sentences(rng, shape.sizing.words(own))
-    text = f"{shared}{_tag(name)}: {body} {_CLOSING}"
+    text = shared + compose(name, shape.sizing.words(own), chat=shape.chat)
     if shape.chat:
         return Item(messages=(Message("user", text),), max_tokens=max_tokens)
     return Item(prompt=text, max_tokens=max_tokens)
 
 
-def sized(words: int, name: str) -> str:
-    """A prompt of that many words, as `generate` writes them; `calibrate` measures it."""
-    return f"{_tag(name)}: {_sentences(random.Random(name), words)} {_CLOSING}"
+def compose(name: str, words: int, *, chat: bool) -> str:
+    """A numbered list of that many words that asks to be continued: models seldom end one early.
+
+    The name decides every word, and a tag made from it comes first.
+    """
+    rng = random.Random(name)
+    lines = _lines(rng, words)
+    closing = f"\n{_CLOSING}" if chat else f"{len(lines) + 1}."
+    tag = f"{rng.choice(WORDS).capitalize()} {rng.getrandbits(32):08x}"
+    return "\n".join([f"{tag}: notes", *lines, closing])
 
 
 def poisson(items: list[Item], rate: float, seed: int, stream: str) -> list[Item]:
@@ -119,16 +125,11 @@ def _earlier(item: Item, seconds: float) -> Item:
     return msgspec.structs.replace(item, arrival=item.arrival - seconds)
 
 
-def _tag(name: str) -> str:
-    rng = random.Random(name)
-    return f"{rng.choice(WORDS).capitalize()} {rng.getrandbits(32):08x}"
-
-
-def _sentences(rng: random.Random, words: int) -> str:
-    out: list[str] = []
+def _lines(rng: random.Random, words: int) -> list[str]:
+    lines: list[str] = []
     while words > 0:
-        size = min(words, rng.randint(*_SENTENCE))
+        size = min(words, rng.randint(*_LINE))
         words -= size
-        line = " ".join(rng.choice(WORDS) for _ in range(size))
-        out.append(f"{line.capitalize()}.")
-    return " ".join(out)
+        text = " ".join(rng.choice(WORDS) for _ in range(size))
+        lines.append(f"{len(lines) + 1}. {text.capitalize()}.")
+    return lines

@@ -76,7 +76,8 @@ def describe() -> Device:
     name = str(info.get("device_name") or info.get("architecture") or which)
     if which == "cpu":
         memory = host_memory()
-        return Device(kind=which, name=_cpu_name() or name, memory=memory, budget=memory * 4 // 5)
+        name = f"{_cpu_name() or name}, {blas.usable_cores()} cores"
+        return Device(kind=which, name=name, memory=memory, budget=memory * 4 // 5)
     memory = int(info.get("total_memory") or info.get("memory_size") or 0)
     advised = info.get("max_recommended_working_set_size")
     budget = int(advised) if advised else memory * 9 // 10

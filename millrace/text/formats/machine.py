@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from millrace.text.deltas import Piece
+from millrace.text.formats.channels import Router
 from millrace.text.formats.decoding import Decoding
 from millrace.text.formats.json_calls import decode_header, decode_json
-from millrace.text.formats.channels import Router
 from millrace.text.formats.pythonic import decode_python
 from millrace.text.formats.reader import Malformed, Reader, Steps, discard
 from millrace.text.formats.sink import Sink, random_id
@@ -146,9 +146,8 @@ class OutputParser:
         here = self._reader.hold()
         yield from self._state.blanks()
         char = yield from self._reader.peek()
-        if char in tables.start and not (yield from self._call(tables.start[char], soft=True)):
-            self._reader.back(here)
-        elif char not in tables.start:
+        found = char in tables.start and (yield from self._call(tables.start[char], soft=True))
+        if not found:
             self._reader.back(here)
         self._reader.release(here)
 

@@ -103,8 +103,10 @@ class TaggedCalls:
     """A token before every tag of values that are written as elements in elements."""
     section: tuple[str, str] | None = None
     soft: tuple[str, ...] = ()
+    wrap: tuple[str, str] = ("", "")
+    """What stands around all calls of an answer."""
     call_open: str = ""
-    """The call's opening as written, with {name}; the other three likewise."""
+    """The call's opening as written, with {name}; parameters have {key}, {value} and types."""
     param_write: str = ""
     call_close: str = ""
     between: str = ""
@@ -138,8 +140,10 @@ class Messages:
     start: str
     message: str
     ends: tuple[str, ...]
-    header: tuple[str, ...]
-    reasoning: frozenset[str]
+    header: tuple[str, ...] = ()
+    """Markers inside a header; the first one begins the channel's name."""
+    reasoning: frozenset[str] = frozenset()
+    """Channels whose bodies are thoughts."""
     recipient_prefix: str = "functions."
     self_recipient: str | None = None
     """The recipient of thoughts, in families without channels."""

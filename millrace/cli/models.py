@@ -1,0 +1,137 @@
+"""The commands that look after models on this machine: pull, list, show, rm.
+
+They print what `millrace.models` finds; nothing about models is decided here.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+_NAME = "A name from 'millrace list', a folder, a GGUF file, or a Hugging Face id (org/name)."
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs to read.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command("pull")(pull)
+    app.command("list")(list_)
+    app.command("show")(show)
+    app.command("rm")(rm)
+
+
+def pull(
+    name: Annotated[str, typer.Argument(help=_NAME)] = "smollm2",
+) -> None:
+    """Fetch a model, or convert a GGUF file, so that it is ready to serve."""
+    from millrace.cli.progress import reporter
+    from millrace.models import store
+    from millrace.models.resolve import resolve
+
+    with reporter() as progress:
+        found = resolve(name, progress=progress)
+    size = _size(store.describe(found.path).bytes)
+    typer.echo(f"{found.name} is ready ({size}) in {found.path}")
+
+
+def list_(as_json: Json = False) -> None:
+    """List the models on this machine."""
+    from millrace.models import store
+
+    models = store.local_models()
+    if as_json:
+        _print_json(models)
+        return
+    if not models:
+        typer.echo("No models here yet. Fetch the default one: millrace pull")
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("NAME", overflow="fold")
+    table.add_column("ARCHITECTURE")
+    table.add_column("WEIGHTS")
+    table.add_column("CONTEXT", justify="right")
+    table.add_column("SIZE", justify="right")
+    table.add_column("FROM")
+    for model in models:
+        context = "-" if model.context is None else f"{model.context:,}"
+        table.add_row(
+            model.name,
+            model.architecture,
+            model.quantization,
+            context,
+            _size(model.bytes),
+            model.source,
+        )
+    Console().print(table, markup=False)
+
+
+def show(
+    name: Annotated[str, typer.Argument(help=_NAME)] = "smollm2",
+    as_json: Json = False,
+) -> None:
+    """Show what a model on this machine is: shape, weights, window, ends, template."""
+    import msgspec
+
+    from millrace.models import store
+    from millrace.models.resolve import resolve
+
+    found = resolve(name, download=False)
+    about = store.describe(found.path)
+    if as_json:
+        fields = {"name": found.name, "source": found.source}
+        _print_json(fields | msgspec.to_builtins(about))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    rows = {
+        "name": found.name,
+        "from": found.source,
+        "architecture": about.architecture,
+        "parameters": f"{about.parameters:,}",
+        "weights": f"{about.quantization}, {about.dtype}" if about.quantization else about.dtype,
+        "context": "unknown" if about.context is None else f"{about.context:,} tokens",
+        "vocabulary": "unknown" if about.vocabulary is None else f"{about.vocabulary:,} tokens",
+        "ends with": ", ".join(map(str, about.eos)) or "unknown",
+        "chat template": "yes" if about.chat_template else "no",
+        "size": _size(about.bytes),
+        "folder": about.path,
+    }
+    for label, value in rows.items():
+        table.add_row(label, value)
+    Console().print(table, markup=False)
+
+
+def rm(
+    name: Annotated[str, typer.Argument(help="A name from 'millrace list'.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Remove a model from this machine."""
+    from millrace.models import store
+
+    if not yes and (folder := store.own_folder(name) or store.hub_folder(name)) is not None:
+        typer.confirm(f"Remove {name} from {folder}?", abort=True)
+    typer.echo(f"Removed {name}; {_size(store.remove(name))} are free again.")
+
+
+def _size(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def _print_json(value: object) -> None:
+    import msgspec
+
+    typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())

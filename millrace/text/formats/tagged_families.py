@@ -1,0 +1,213 @@
+"""The families that write a call as tags, one per parameter: format and signs of each."""
+
+from __future__ import annotations
+
+import re
+
+from millrace.text.formats import thoughts
+from millrace.text.formats.syntax import Messages, OutputFormat, TaggedCalls
+
+def _function_calls(section: tuple[str, str], trims: bool) -> TaggedCalls:
+    edge = "\n" if trims else ""
+    return TaggedCalls(
+        opens=("<function=",),
+        header_end=(">",),
+        param_open="<parameter=",
+        param_end=">",
+        value_closes=("</parameter>",),
+        closes=("</function>",),
+        section=section,
+        call_open=f"{section[0]}\n<function={{name}}>\n",
+        param_write=f"<parameter={{key}}>{edge}{{value}}{edge}</parameter>\n",
+        call_close=f"</function>\n{section[1]}",
+        between="\n",
+        trims=trims,
+    )
+
+
+def _argument_calls(suffix: str = "", separator: str = "\n") -> TaggedCalls:
+    def tag(name: str) -> str:
+        return f"<{name}{suffix}>"
+
+    header = (tag("tool_sep"), "\n") if suffix else ("\n",)
+    wrap = (tag("tool_calls") + "\n", "\n" + tag("/tool_calls")) if suffix else ("", "")
+    return TaggedCalls(
+        opens=(tag("tool_call"),),
+        header_end=header,
+        header_optional=True,
+        param_open=tag("arg_key"),
+        param_end=tag("/arg_key"),
+        param_pattern=re.compile(r"\s*(?P<name>.*?)\s*\Z", re.DOTALL),
+        value_open=tag("arg_value"),
+        value_closes=(tag("/arg_value"),),
+        closes=(tag("/tool_call"),),
+        section=wrap if suffix else None,
+        wrap=wrap,
+        call_open=tag("tool_call") + "{name}" + (header[0] + "\n" if suffix else separator),
+        param_write=tag("arg_key")
+        + "{key}"
+        + tag("/arg_key")
+        + separator
+        + tag("arg_value")
+        + "{value}"
+        + tag("/arg_value")
+        + separator,
+        call_close=tag("/tool_call"),
+        between=separator,
+    )
+
+
+def _invoke_calls(token: str, section: tuple[str, str]) -> TaggedCalls:
+    """`<invoke name="…"><parameter name="…">`, each tag with `token` after its bracket."""
+    typed = token == "｜DSML｜"
+    return TaggedCalls(
+        opens=(f'<{token}invoke name="',),
+        header_end=('">',),
+        param_open=f'<{token}parameter name="',
+        param_end=">",
+        param_pattern=re.compile(
+            r"(?P<name>[^\"]*)\"(?:\s+string=\"(?P<string>true|false)\")?\s*\Z"
+        ),
+        value_closes=(f"</{token}parameter>",),
+        closes=(f"</{token}invoke>",),
+        section=section,
+        wrap=section,
+        call_open=f'<{token}invoke name="{{name}}">\n',
+        param_write=f'<{token}parameter name="{{key}}"'
+        + (' string="{string}"' if typed else "")
+        + f">{{value}}</{token}parameter>\n",
+        call_close=f"</{token}invoke>\n",
+    )
+
+
+_QWEN = _function_calls(("<tool_call>", "</tool_call>"), trims=True)
+_SEED = _function_calls(("<seed:tool_call>", "</seed:tool_call>"), trims=False)
+_GLM = _argument_calls()
+_GLM_TIGHT = _argument_calls(separator="")
+_HUNYUAN = _argument_calls(":opensource")
+_MINIMAX2 = _invoke_calls("", ("<minimax:tool_call>\n", "</minimax:tool_call>"))
+_DSML_V32 = _invoke_calls("｜DSML｜", ("<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>"))
+_DSML_V4 = _invoke_calls("｜DSML｜", ("<｜DSML｜tool_calls>\n", "</｜DSML｜tool_calls>"))
+_ATEM = _invoke_calls("atem:", ("<atem:function_calls>\n", "</atem:function_calls>"))
+_MARK = "]<]minimax[>["
+_MINIMAX3 = TaggedCalls(
+    opens=(f'{_MARK}<invoke name="',),
+    header_end=('">',),
+    param_open=f"{_MARK}<",
+    param_end=">",
+    value_closes=(),
+    closes=(f"{_MARK}</invoke>",),
+    nested=_MARK,
+    section=(f"{_MARK}<tool_call>\n", f"{_MARK}</tool_call>"),
+    wrap=(f"{_MARK}<tool_call>\n", f"{_MARK}</tool_call>"),
+    call_open=f'{_MARK}<invoke name="{{name}}">',
+    param_write=f"{_MARK}<{{key}}>{{value}}{_MARK}</{{key}}>",
+    call_close=f"{_MARK}</invoke>\n",
+)
+_MINICPM = TaggedCalls(
+    opens=('<function name="',),
+    header_end=('">',),
+    param_open='<param name="',
+    param_end='">',
+    value_closes=("</param>",),
+    closes=("</function>",),
+    cdata=True,
+    call_open='<function name="{name}">',
+    param_write='<param name="{key}">{value}</param>',
+    call_close="</function>",
+    between="\n",
+)
+_KIMI3 = TaggedCalls(
+    opens=("<|open|>call ",),
+    header_end=("<|sep|>",),
+    name_pattern=re.compile(r".*?tool=\"(?P<name>[^\"]*)\""),
+    param_open="<|open|>argument ",
+    param_end="<|sep|>",
+    param_pattern=re.compile(r"\s*key=\"(?P<name>[^\"]*)\"(?:\s+type=\"(?P<type>\w+)\")?"),
+    value_closes=("<|close|>argument<|sep|>",),
+    closes=("<|close|>call<|sep|>",),
+    section=("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
+    wrap=("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
+    call_open='<|open|>call tool="{name}" index="{index}"<|sep|>',
+    param_write='<|open|>argument key="{key}" type="{type}"<|sep|>{value}<|close|>argument<|sep|>',
+    call_close="<|close|>call<|sep|>",
+)
+
+
+def _drops(calls: TaggedCalls, *more: str) -> frozenset[str]:
+    return frozenset({marker.strip() for marker in calls.section or ()} | set(more))
+
+
+TAGGED: tuple[tuple[OutputFormat, tuple[tuple[str, ...], ...]], ...] = (
+    (
+        OutputFormat(
+            "muse",
+            (_ATEM,),
+            messages=Messages(
+                start="<|start|>",
+                message="<|message|>",
+                ends=("<|eom|>", "<|eot|>"),
+                self_recipient="self",
+                inline_bodies=True,
+            ),
+            drops=_drops(_ATEM),
+            primers=("<|start|>assistant",),
+        ),
+        (("<atem:", "<|message|>"),),
+    ),
+    (
+        OutputFormat("deepseek-v3.2", (_DSML_V32,), thoughts.THINK, drops=_drops(_DSML_V32)),
+        (("｜DSML｜", "function_calls>"),),
+    ),
+    (
+        OutputFormat("deepseek-v4", (_DSML_V4,), thoughts.THINK, drops=_drops(_DSML_V4)),
+        (("｜DSML｜",),),
+    ),
+    (
+        OutputFormat("minimax-m3", (_MINIMAX3,), thoughts.MINIMAX3, drops=_drops(_MINIMAX3, _MARK)),
+        (("]<]minimax[>[",),),
+    ),
+    (
+        OutputFormat("minimax-m2", (_MINIMAX2,), thoughts.THINK, drops=_drops(_MINIMAX2)),
+        (("<minimax:tool_call>",),),
+    ),
+    (
+        OutputFormat("hunyuan", (_HUNYUAN,), thoughts.HUNYUAN, drops=_drops(_HUNYUAN)),
+        (("'<tool_sep{}>'", ":opensource"),),
+    ),
+    (
+        OutputFormat(
+            "kimi-k3",
+            (_KIMI3,),
+            thoughts.KIMI3,
+            drops=_drops(
+                _KIMI3,
+                "<|open|>response<|sep|>",
+                "<|close|>response<|sep|>",
+                "<|close|>message<|sep|>",
+                "<|end_of_msg|>",
+            ),
+        ),
+        (("'argument'", "open_tag"), ("<|open|>argument",)),
+    ),
+    (
+        OutputFormat("glm-4.7", (_GLM_TIGHT,), thoughts.THINK),
+        (("</arg_key><arg_value>",),),
+    ),
+    (
+        OutputFormat("glm", (_GLM,), thoughts.THINK),
+        (("<arg_key>",),),
+    ),
+    (
+        OutputFormat("seed-oss", (_SEED,), thoughts.SEED, drops=_drops(_SEED)),
+        (("<seed:tool_call>",),),
+    ),
+    (
+        OutputFormat("qwen3-coder", (_QWEN,), thoughts.THINK, drops=_drops(_QWEN)),
+        (("<function=", "<parameter="),),
+    ),
+    (
+        OutputFormat("minicpm5", (_MINICPM,), thoughts.THINK),
+        (('<function name="', '<param name="'),),
+    ),
+)

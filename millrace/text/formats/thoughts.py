@@ -1,0 +1,52 @@
+"""The ways families mark reasoning, as data, and the text in a template that gives each away."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from millrace.text.formats.syntax import Thought
+
+THINK = Thought("think", ("<think>",), ("</think>",))
+MISTRAL = Thought("mistral", ("[THINK]",), ("[/THINK]",), lead="")
+SEED = Thought("seed", ("<seed:think>",), ("</seed:think>",), lead="")
+COMMAND = Thought("command-r", ("<|START_THINKING|>",), ("<|END_THINKING|>",), lead="")
+GEMMA4 = Thought("gemma-4", ("<|channel>thought",), ("<channel|>",))
+GRANITE = Thought(
+    "granite",
+    ("<think>", "Here is my thought process:", "Here's my thought process:"),
+    ("</think>", "Here is my response:", "Here's my response:"),
+)
+APERTUS = Thought("apertus", ("<|inner_prefix|>",), ("<|inner_suffix|>",), lead="")
+APRIEL = Thought(
+    "apriel", ("Here are my reasoning steps:", "<thinking>"), ("[BEGIN FINAL RESPONSE]", "</thinking>")
+)
+MINIMAX3 = Thought("minimax-m3", ("<mm:think>",), ("</mm:think>",), lead="")
+SOLAR = Thought("solar", ("<|think|>",), ("<|end|>",), lead="")
+KIMI3 = Thought(
+    "kimi-k3", ("<|open|>think<|sep|>",), ("<|close|>think<|sep|>",), lead=""
+)
+HUNYUAN = Thought("hunyuan", ("<think:opensource>",), ("</think:opensource>",), lead="")
+
+THOUGHTS = (
+    SEED, MINIMAX3, KIMI3, HUNYUAN, COMMAND, GEMMA4, MISTRAL, APERTUS, APRIEL, SOLAR, GRANITE, THINK,
+)  # fmt: skip
+
+_SIGNS: tuple[tuple[str, Thought], ...] = (
+    ("<seed:think>", SEED),
+    ("<mm:think>", MINIMAX3),
+    ("<|START_THINKING|>", COMMAND),
+    ("<|channel>", GEMMA4),
+    ("[THINK]", MISTRAL),
+    ("<|inner_prefix|>", APERTUS),
+    ("[BEGIN FINAL RESPONSE]", APRIEL),
+    ("<think:opensource>", HUNYUAN),
+    ("</think>", THINK),
+)
+
+
+def detect_thought(template: str, tokens: Set[str]) -> Thought | None:
+    """How a model marks its reasoning, by its template first and its vocabulary second."""
+    for sign, thought in _SIGNS:
+        if sign in template:
+            return thought
+    return next((thought for sign, thought in _SIGNS if sign in tokens), None)

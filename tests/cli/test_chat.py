@@ -1,0 +1,315 @@
+"""The conversation is pure; the rest is tried against a small server that streams a script."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from millrace.cli import chat
+from millrace.cli.conversation import HELP, Conversation, Event, Usage, figures, printable
+from millrace.errors import EngineUnavailable, RequestFailed, SetupError
+
+
+def turns(conversation: Conversation) -> list[tuple[str, str]]:
+    return [(m.role, m.content) for m in conversation.messages]
+
+
+def talked() -> Conversation:
+    conversation = Conversation()
+    for question, answer in (("one?", "1"), ("two?", "2")):
+        conversation.ask(question)
+        conversation.answer(answer)
+    return conversation
+
+
+def test_payload_holds_what_was_set_and_nothing_else() -> None:
+    conversation = Conversation(system="Be brief.", max_tokens=5)
+    conversation.ask("hi")
+    assert conversation.payload("m") == {
+        "model": "m",
+        "max_tokens": 5,
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "hi"},
+        ],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    assert "model" not in Conversation().payload(None)
+
+
+def test_conversations_share_nothing() -> None:
+    Conversation().ask("mine")
+    assert Conversation().messages == []
+
+
+def test_a_question_without_answer_is_replaced() -> None:
+    conversation = Conversation()
+    conversation.ask("lost")
+    conversation.ask("kept")
+    assert turns(conversation) == [("user", "kept")]
+
+
+def test_undo_and_retry() -> None:
+    conversation = talked()
+    assert conversation.command("/retry").action == "ask"
+    assert turns(conversation) == [("user", "one?"), ("assistant", "1"), ("user", "two?")]
+    conversation.command("/undo")
+    assert turns(conversation) == [("user", "one?"), ("assistant", "1")]
+    conversation.command("/undo")
+    assert conversation.command("/undo").text == "Nothing to undo."
+    assert conversation.command("/retry").action == "none"
+
+
+@pytest.mark.parametrize(
+    ("line", "field", "value"),
+    [
+        ("/temp 0.3", "temperature", 0.3),
+        ("/top_p 0.9", "top_p", 0.9),
+        ("/max 12", "max_tokens", 12),
+        ("/system You are a cat. ", "system", "You are a cat."),
+    ],
+)
+def test_settings(line: str, field: str, value: object) -> None:
+    conversation = Conversation()
+    assert conversation.command(line).text
+    assert getattr(conversation, field) == value
+    conversation.command(line.split()[0])
+    assert getattr(conversation, field) is None
+
+
+@pytest.mark.parametrize("line", ["/temp hot", "/temp -1", "/temp nan", "/top_p 2", "/max 1.5"])
+def test_bad_settings_change_nothing(line: str) -> None:
+    conversation = Conversation()
+    assert line.split()[0] in conversation.command(line).text
+    assert conversation == Conversation()
+
+
+def test_every_command_of_the_help_is_known() -> None:
+    names = [word for word in HELP.split() if word.startswith("/") and word[1:].isidentifier()]
+    assert len(set(names)) == 12
+    for name in names:
+        assert "no command" not in talked().command(f"{name} 1").text
+    assert "no command /nonsense" in talked().command("/nonsense").text
+    assert talked().command("/save").action == "none"
+
+
+def test_printable_keeps_text_and_drops_control() -> None:
+    assert printable("a\x1b[31mb\r\x9b\x00") == "a[31mb"
+    assert printable("é\u00a0👩\u200d🚀\n\t") == "é\u00a0👩\u200d🚀\n\t"
+
+
+def test_figures() -> None:
+    line = figures(Usage(10, 21), wait=0.5, run=2.0, finish="length")
+    assert "21 tokens, 10.0 tokens/s" in line
+    assert "0.50 s" in line and "prompt 10" in line and "limit" in line
+    assert "tokens/s" not in figures(Usage(), wait=0.5, run=2.0, finish="stopped")
+
+
+def chunk(finish: str | None = None, **delta: str) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
+
+
+GOOD: list[Any] = [
+    ": keep-alive",
+    chunk(role="assistant", content=""),
+    chunk(reasoning_content="hmm"),
+    chunk(content="Bon"),
+    chunk(content="jour é"),
+    chunk(finish="stop"),
+    {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}},
+]
+
+
+class Fake(ThreadingHTTPServer):
+    """An OpenAI-compatible server that plays a list of events and remembers what it was asked."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.script: list[Any] = GOOD
+        self.refusal: tuple[int, bytes] | None = None
+        self.asked: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Fake
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        body = {"/health": {"status": "ready"}, "/v1/models": {"data": [{"id": "fake"}]}}
+        self._send(200, json.dumps(body[self.path]).encode())
+
+    def do_POST(self) -> None:
+        self.server.keys.append(self.headers.get("authorization"))
+        self.server.asked.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+        if self.server.refusal:
+            self._send(*self.server.refusal)
+            return
+        self.send_response(200)
+        self.end_headers()
+        with contextlib.suppress(ConnectionError):
+            for event in [*self.server.script, "data: [DONE]"]:
+                text = event if isinstance(event, str) else f"data: {json.dumps(event)}"
+                whole = (text + "\n\n").encode()
+                for cut in (whole[:9], whole[9:]):
+                    self.wfile.write(cut)
+                    self.wfile.flush()
+
+    def _send(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.fixture
+def fake() -> Iterator[Fake]:
+    server = Fake()
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+Talk = Callable[..., tuple[str, Conversation]]
+
+
+@pytest.fixture
+def talk(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> Talk:
+    """Types lines into a terminal; an exception among them is what `input` raises."""
+
+    def run(*lines: str | type[BaseException], tty: bool = True) -> tuple[str, Conversation]:
+        typed = iter(lines)
+
+        def read(_: str) -> str:
+            line = next(typed, EOFError)
+            if isinstance(line, str):
+                return line
+            raise line
+
+        monkeypatch.setattr("builtins.input", read)
+        shown = Console(file=io.StringIO(), width=200)
+        terminal = chat.Terminal(chat.Server(fake.url, model="fake"), Conversation(), shown)
+        terminal.interactive = tty
+        terminal.run()
+        return shown.file.getvalue(), terminal.conversation  # type: ignore[attr-defined]
+
+    return run
+
+
+def test_answers_stream_and_are_remembered(fake: Fake, talk: Talk) -> None:
+    shown, conversation = talk("Hello", "", "Again", "/tokens")
+    assert "hmm\n\nBonjour é\n3 tokens" in shown
+    assert "14 tokens read and 6 made" in shown
+    assert turns(conversation)[:2] == [("user", "Hello"), ("assistant", "Bonjour é")]
+    assert [m["content"] for m in fake.asked[1]["messages"]] == ["Hello", "Bonjour é", "Again"]
+
+
+def test_without_a_terminal_only_answers_are_printed(talk: Talk) -> None:
+    assert talk("Hello", tty=False)[0] == "Bonjour é\n"
+
+
+def test_lines_can_be_continued(fake: Fake, talk: Talk) -> None:
+    talk("one\\", "two")
+    assert fake.asked[0]["messages"] == [{"role": "user", "content": "one\ntwo"}]
+
+
+def test_ctrl_c_keeps_the_partial_answer(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stream(*_: object) -> Iterator[Event]:
+        yield msgspec.convert(chunk(content="half"), Event)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(chat.Server, "stream", stream)
+    shown, conversation = talk("Hello", KeyboardInterrupt)
+    assert turns(conversation) == [("user", "Hello"), ("assistant", "half")]
+    assert "stopped" in shown and "Ctrl-D leaves" in shown
+
+
+def test_save_and_load(talk: Talk, tmp_path: Path) -> None:
+    path = tmp_path / "talk.json"
+    _, first = talk("/temp 0.5", "Hello", f"/save {path}")
+    shown, second = talk(f"/load {path}")
+    assert second == first
+    assert "2 messages" in shown
+    path.write_text("[1, 2")
+    assert "not a saved conversation" in talk(f"/load {path}")[0]
+    assert "cannot be used" in talk(f"/load {tmp_path / 'none'}")[0]
+
+
+def test_refusals_are_shown_as_a_sentence(fake: Fake, talk: Talk) -> None:
+    fake.refusal = (400, b'{"error": {"message": "The prompt is too long.", "code": "x"}}')
+    shown, conversation = talk("Hello", "Hello again", "/quit", "unread")
+    assert shown.count("error: The prompt is too long.") == 2
+    assert turns(conversation) == [("user", "Hello again")]
+    with pytest.raises(RequestFailed, match="too long"):
+        talk("Hello", tty=False)
+
+
+def test_an_error_in_the_stream_keeps_what_came(fake: Fake, talk: Talk) -> None:
+    fake.script = [chunk(content="Bon"), {"error": {"message": "The engine died."}}]
+    shown, conversation = talk("Hello")
+    assert "error: The engine died." in shown
+    assert turns(conversation)[-1] == ("assistant", "Bon")
+
+
+def test_an_event_that_is_no_json(fake: Fake, talk: Talk) -> None:
+    fake.script = ["data: {oops"]
+    assert "not JSON" in talk("Hello")[0]
+
+
+def test_model_command(talk: Talk, fake: Fake) -> None:
+    shown, _ = talk("/model other", "Hello")
+    assert "other (served: fake)" in shown
+    assert fake.asked[0]["model"] == "other"
+
+
+def test_nobody_answers() -> None:
+    with pytest.raises(EngineUnavailable, match="millrace serve"):
+        chat.Server("http://127.0.0.1:9").models()
+    assert chat.Server("http://127.0.0.1:9").health() is None
+
+
+def test_our_own_server_that_fails_tells_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millrace.models.resolve.resolve", lambda *_, **__: None)
+    with pytest.raises(SetupError, match="no model 'not-a-model'"), chat._own_server("not-a-model"):
+        pytest.fail("it cannot have started")
+
+
+def test_the_command_in_a_pipe(fake: Fake) -> None:
+    code = (
+        "import typer; from millrace.cli import chat; app = typer.Typer();"
+        "chat.register(app); app(standalone_mode=False)"
+    )
+    options = ["--url", fake.url + "/v1", "--system", "Be brief.", "--api-key", "k"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *options, "--temperature", "0", "--max-tokens", "9"],
+        input="Hello\n/quit\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (0, "Bonjour é\n"), done.stderr
+    (asked,) = fake.asked
+    assert (asked["model"], asked["temperature"], asked["max_tokens"]) == ("fake", 0.0, 9)
+    assert asked["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert fake.keys == ["Bearer k"]

@@ -1,0 +1,145 @@
+"""Engines die; streams do not notice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from conftest import Server
+
+PROMPTS = ["Tell me a story.", "Describe the sea.", "Explain rain.", "Write about a fox."]
+
+
+def _stream(server: Server, prompt: str, started: Callable[[], object] = lambda: None) -> str:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    text = ""
+    for chunk in client.chat.completions.create(
+        model="smollm2",
+        messages=[{"role": "user", "content": prompt}],
+        temperature=0.7,
+        seed=len(prompt),
+        max_tokens=48,
+        stream=True,
+    ):
+        text += chunk.choices[0].delta.content or ""
+        if text:
+            started()
+    return text
+
+
+def test_four_streams_survive_two_kills(start: Callable[..., Server]) -> None:
+    server = start().wait_ready()
+    with ThreadPoolExecutor(4) as pool:
+        undisturbed = list(pool.map(lambda p: _stream(server, p), PROMPTS))
+
+    first = threading.Semaphore(0)
+    answers: list[str] = []
+    watching = threading.Event()
+
+    def watch() -> None:
+        while not watching.is_set():
+            answers.append(server.health()["status"])
+            time.sleep(0.05)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    with ThreadPoolExecutor(4) as pool:
+        running = [pool.submit(_stream, server, p, first.release) for p in PROMPTS]
+        for _ in range(8):
+            first.acquire()
+        for _ in range(2):
+            server.kill_engine()
+            while server.health()["status"] != "ready":
+                time.sleep(0.05)
+            time.sleep(0.8)
+        disturbed = [r.result() for r in running]
+    watching.set()
+    watcher.join()
+    assert disturbed == undisturbed
+    assert server.status()["restarts"] == 2
+    assert set(answers) <= {"ready", "restarting"}
+
+
+def test_the_third_death_is_an_error_event(start: Callable[..., Server]) -> None:
+    server = start().wait_ready()
+    events: list[str] = []
+
+    def read() -> None:
+        body = {"prompt": "Once", "max_tokens": 2000, "temperature": 0, "stream": True}
+        with httpx.stream(
+            "POST", f"{server.url}/v1/completions", json=body, timeout=120
+        ) as response:
+            events.extend(line for line in response.iter_lines() if line)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for death in range(3):
+        while not (
+            server.health()["status"] == "ready"
+            and [r for r in server.status()["requests"] if r["made_tokens"]]
+        ):
+            time.sleep(0.05)
+        assert server.status()["restarts"] == death
+        server.kill_engine()
+        while server.status()["restarts"] == death:
+            time.sleep(0.02)
+    reader.join(60)
+    assert "engine died 3 times" in events[-1]
+    assert '"error"' in events[-1]
+    assert not any("[DONE]" in e for e in events)
+    server.wait_ready()
+    assert server.post("/v1/completions", {"prompt": "Hi", "max_tokens": 2}).status_code == 200
+
+
+def test_the_engine_ends_when_the_front_is_killed(start: Callable[..., Server]) -> None:
+    server = start().wait_ready()
+    engine = server.status()["engine_pid"]
+    server.process.kill()
+    server.process.wait()
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            os.kill(engine, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    pytest.fail("the engine outlived the front")
+
+
+def test_sigterm_drains_and_leaves_nothing_behind(
+    start: Callable[..., Server], tmp_path: Path
+) -> None:
+    server = start("--drain-timeout", "20", env={"TMPDIR": str(tmp_path)}).wait_ready()
+    engine = server.status()["engine_pid"]
+    begun = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(_stream, server, PROMPTS[0], begun.set)
+        begun.wait(30)
+        server.process.send_signal(signal.SIGTERM)
+        assert len(answer.result()) > 20
+    assert server.stop() == 0
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(engine, 0)
+
+
+def test_a_stream_longer_than_the_drain_is_cut_with_an_error(
+    start: Callable[..., Server],
+) -> None:
+    server = start("--drain-timeout", "0.5").wait_ready()
+    body = {"prompt": "Once", "max_tokens": 4000, "temperature": 0, "stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+        lines = response.iter_lines()
+        next(lines)
+        server.process.send_signal(signal.SIGTERM)
+        rest = [line for line in lines if line]
+    assert "shutting down" in rest[-1]
+    assert server.stop() == 0
