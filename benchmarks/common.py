@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+from rich.console import Console
 
 from millrace.bench.lengths import Fixed
 from millrace.bench.workload import Item, Shape, Sizing, generate
@@ -28,6 +29,7 @@ from millrace.errors import SetupError
 
 HERE = Path(__file__).resolve().parent
 _STOP_PATIENCE = 20.0
+_IDLE = 0.3
 
 
 def default_model() -> Path:
@@ -79,6 +81,17 @@ def prompts(count: int, tokens: int, max_tokens: int, seed: int, stream: str) ->
         sizing=Sizing(tokens_per_word=1.5, overhead=16.0),
     )
     return generate(shape, count, seed, stream)
+
+
+def warn_if_busy(console: Console) -> None:
+    """Says so when other work is running: ratios then swing by more than they show."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load > _IDLE * cores:
+        console.print(
+            f"[yellow]The machine is busy (load {load:.1f} on {cores} cores): "
+            f"measure again when it is idle.[/]",
+            highlight=False,
+        )
 
 
 def free_port() -> int:

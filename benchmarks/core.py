@@ -30,6 +30,7 @@ from common import (
     our_blas,
     prompts,
     wait_healthy,
+    warn_if_busy,
     with_blas,
 )
 from rich.console import Console
@@ -45,9 +46,9 @@ from millrace.errors import MillraceError, SetupError
 OURS, RAW, STOCK, TUNED = "millrace", "raw", "stock", "blas"
 TITLES = {
     OURS: "millrace",
-    RAW: "raw BatchGenerator",
-    STOCK: "mlx_lm.server, stock BLAS",
-    TUNED: "mlx_lm.server, our BLAS",
+    RAW: "raw",
+    STOCK: "mlx_lm stock",
+    TUNED: "mlx_lm our BLAS",
 }
 PROMPT_TOKENS, OUTPUT_TOKENS = 230, 48
 CLIENTS = (1, 4, 16)
@@ -125,7 +126,8 @@ def _options() -> argparse.Namespace:
 def _run(options: argparse.Namespace, console: Console) -> Measured:
     blas = our_blas()
     model = float32_copy(options.model or default_model())
-    console.print(f"Model: {model.name}, float32. BLAS: {Path(blas).name if blas else 'own'}.")
+    console.print(f"Model: {model.name}. Our BLAS: {Path(blas).name if blas else 'none needed'}.")
+    warn_if_busy(console)
     with tempfile.TemporaryDirectory(prefix="bench-core-") as logs, ExitStack() as stack:
         contenders = _start(stack, model, blas, Path(logs), options.skip)
         turns = _turns(options, list(contenders))
@@ -135,7 +137,7 @@ def _run(options: argparse.Namespace, console: Console) -> Measured:
             for measure in contenders.values():
                 measure(prompts(1, 40, 4, options.seed, "warm-up"))
             for name, clients, number in turns:
-                progress.update(bar, description=f"{clients} clients · {TITLES[name]}")
+                progress.update(bar, description=f"clients {clients} · {TITLES[name]}")
                 stream = f"{clients}/{number}"
                 items = prompts(clients, PROMPT_TOKENS, OUTPUT_TOKENS, options.seed, stream)
                 measured.waves[name, clients].append(contenders[name](items))
@@ -241,18 +243,23 @@ def _report(console: Console, measured: Measured) -> None:
     for name in names:
         table.add_column(TITLES[name], justify="right")
     for name in others:
-        table.add_column(f"millrace / {TITLES[name]}", justify="right", style="bold")
+        table.add_column(f"ours / {TITLES[name]}", justify="right", style="bold")
     for clients in sorted({clients for _, clients in measured.waves}):
         speeds = [_number(measured.speed(name, clients), 1) for name in names]
         ratios = [_number(measured.ratio(name, clients), 2) for name in others]
         table.add_row(str(clients), *speeds, *ratios)
     console.print(table)
+    console.print(
+        "raw: mlx-lm's BatchGenerator alone, our BLAS. mlx_lm: its server, "
+        "with the BLAS of its wheel (stock) or ours.",
+        highlight=False,
+    )
     for over, clients, least in TARGETS:
         ratio = measured.ratio(over, clients)
         if ratio is not None:
             word = "[green]PASS[/]" if ratio >= least else "[red]FAIL[/]"
             console.print(
-                f"{word} millrace / {TITLES[over]} at {clients} clients: {ratio:.2f} "
+                f"{word} ours / {TITLES[over]}, clients {clients}: {ratio:.2f} "
                 f"(at least {least:g})",
                 highlight=False,
             )

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import httpx
-from common import Child, child, default_model, free_port
+from common import Child, child, default_model, free_port, warn_if_busy
 from rich.console import Console
 from rich.table import Table
 
@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write all times to this file")
     options = parser.parse_args()
     console = Console()
+    warn_if_busy(console)
     try:
         folder = options.model or default_model()
         ours, plain = _measure(folder, options.model, options.rounds)

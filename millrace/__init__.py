@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from millrace.version import __version__
+
 __all__ = ["LLM", "__version__"]
 
 if TYPE_CHECKING:

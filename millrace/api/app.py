@@ -7,12 +7,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from millrace import __version__
 from millrace.api import errors
 from millrace.api.admin import routes as admin
 from millrace.api.context import Context
 from millrace.api.openai import chat, completions, models
 from millrace.errors import BadRequest, MillraceError, NotFound, RequestFailed
+from millrace.version import __version__
 
 
 def create_app(context: Context) -> FastAPI:

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from millrace.cli import serve
+from millrace.cli import bench, chat, doctor, models, serve
 from millrace.errors import MillraceError
 
 app = typer.Typer(
@@ -23,13 +23,13 @@ def _root(
     version: bool = typer.Option(False, "--version", help="Print the version and exit."),
 ) -> None:
     if version:
-        from millrace import __version__
+        from millrace.version import __version__
 
         typer.echo(f"millrace {__version__}")
         raise typer.Exit
 
 
-for _module in (serve,):
+for _module in (serve, chat, models, doctor, bench):
     _module.register(app)
 
 

@@ -141,7 +141,10 @@ def _nine(identifier: str) -> str:
 def _with_system(messages: list[Message], text: str) -> list[Message]:
     if messages and messages[0]["role"] in ("system", "developer"):
         first = messages[0]
-        return [{**first, "content": f"{plain_text(first.get('content'))}\n\n{text}"}, *messages[1:]]
+        return [
+            {**first, "content": f"{plain_text(first.get('content'))}\n\n{text}"},
+            *messages[1:],
+        ]
     return [{"role": "system", "content": text}, *messages]
 
 

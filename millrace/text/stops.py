@@ -85,10 +85,14 @@ class Scan:
         self._best: Match | None = None
 
     @property
+    def live(self) -> int:
+        """From this offset on, all that was fed is the beginning of a pattern."""
+        return self._at - self._patterns.depth[self._state]
+
+    @property
     def safe(self) -> int:
         """Everything before this offset belongs to no match, now or later."""
-        live = self._at - self._patterns.depth[self._state]
-        return live if self._best is None else min(live, self._best.start)
+        return self.live if self._best is None else min(self.live, self._best.start)
 
     def feed(self, text: str) -> Match | None:
         """The match once it is certain. What follows it has not been searched for another."""

@@ -133,8 +133,6 @@ def test_models_are_listed_with_their_window(client: openai.OpenAI) -> None:
 
 def test_errors_are_the_sdks_own(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="smollm2"):
-        client.chat.completions.create(
-            model="nope", messages=[{"role": "user", "content": "hi"}]
-        )
+        client.chat.completions.create(model="nope", messages=[{"role": "user", "content": "hi"}])
     with pytest.raises(openai.BadRequestError, match="max_tokens"):
         client.completions.create(model="smollm2", prompt="x", max_tokens=-1)

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from millrace.bench.lengths import Fixed
 from millrace.bench.load import Wire, closed_loop, make_client, open_loop, send
+from millrace.bench.plot import check_plot
 from millrace.bench.runner import Plan, run
 from millrace.bench.samples import Level, Results, Sample, Target
 from millrace.bench.workload import Item, Message, Shape
@@ -300,3 +301,9 @@ def test_an_interrupt_reports_what_was_gathered(monkeypatch: pytest.MonkeyPatch)
     assert result.exit_code == 130
     assert "3 requests were measured" in result.output
     assert "generated tokens/s" in result.output
+
+
+def test_a_plot_without_matplotlib_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(SetupError, match=r"millrace\[plot\]"):
+        check_plot(Path("p.png"))

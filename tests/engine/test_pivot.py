@@ -32,7 +32,12 @@ def _kept(row: np.ndarray, top_k: int, top_p: float, min_p: float) -> set[int]:
 
 
 @settings(max_examples=200, deadline=None)
-@given(rows, st.integers(0, 12), st.sampled_from([1.0, 0.99, 0.9, 0.5, 0.01]), st.sampled_from([0.0, 0.1]))
+@given(
+    rows,
+    st.integers(0, 12),
+    st.sampled_from([1.0, 0.99, 0.9, 0.5, 0.01]),
+    st.sampled_from([0.0, 0.1]),
+)
 def test_both_finders_keep_what_the_definition_keeps(
     row: np.ndarray, top_k: int, top_p: float, min_p: float
 ) -> None:

@@ -16,9 +16,7 @@ from millrace.text.deltas import Content, Piece, Reasoning, ToolCallArguments, T
 from millrace.text.formats import OutputFormat, OutputParser, ToolSpec, tool_from_openai
 
 MATERIAL = Path(
-    os.environ.get(
-        "MILLRACE_MATERIAL", Path(__file__).resolve().parents[3] / "shared" / "material"
-    )
+    os.environ.get("MILLRACE_MATERIAL", Path(__file__).resolve().parents[3] / "shared" / "material")
 )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_formats_support import HOSTILE, MATERIAL, SPECS, TAME, TOOLS, cut, fold, read, special_tokens
+from test_formats_support import HOSTILE, MATERIAL, TAME, TOOLS, cut, fold, read, special_tokens
 
 from millrace.errors import BadRequest
 from millrace.text.formats import detect, thinking_controls
@@ -134,7 +134,7 @@ def test_calls_come_back(path: Path, content: str) -> None:
         said += whole.content
         thought += whole.reasoning
     assert calls == [("get_weather", arguments), ("ping", {})]
-    assert said in ("", content) or format.name == "harmony"
+    assert said.strip() in ("", content) or format.name == "harmony"
     if style.reasoning is not None and "Let me think" in "".join(answer for _, answer in parts):
         assert thought.startswith("Let me think.\nYes.")
 
@@ -158,12 +158,15 @@ def test_a_cut_answer_leaks_no_markup(path: Path) -> None:
         parts = answers(path, template, style, conversation(arguments, ""))
     except BadRequest as error:
         pytest.skip(f"the template itself cannot be rendered: {error.message[:120]}")
-    hard = [s for s in format.calls if s.opens]
     for prompt, answer in parts:
         for size in range(0, len(answer), 3):
             found = fold(read(format, [answer[:size]], prompt=prompt, truncated=True))
             for marker in format.markers:
                 assert marker not in found.content
-            if hard:
-                assert found.content.strip() == ""
-    assert len(SPECS) == 2
+            assert found.content.strip() == "" or is_wordy_prefix(found.content, format.markers)
+
+
+def is_wordy_prefix(text: str, markers: frozenset[str]) -> bool:
+    """Half of a marker that begins with plain words cannot be told from words."""
+    starts = [*markers, "Action:", "functools", ">>>"]
+    return text.isascii() and any(start.startswith(text.strip()) for start in starts)

@@ -9,12 +9,12 @@ from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from millrace import __version__
 from millrace.api.answer import as_json
 from millrace.api.context import context_of
 from millrace.serving.client import State
 from millrace.serving.live import Live
 from millrace.serving.model import ServedModel
+from millrace.version import __version__
 
 router = APIRouter()
 

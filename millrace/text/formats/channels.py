@@ -100,7 +100,9 @@ class Router:
         except Malformed:
             if state.committed:
                 state.end()
-            elif not (reader.truncated and reader.exhausted and name in state.sink.tools):
+            elif reader.truncated and name in state.sink.tools:
+                reader.drop_rest()
+            else:
                 reader.back(here)
                 hidden = channel in self._syntax.reasoning
                 written = state.sink.reasoning if hidden else state.sink.content

@@ -93,7 +93,14 @@ FAMILIES: tuple[Family, ...] = (
             ),
             thoughts.GEMMA4,
             drops=frozenset(
-                {"<turn|>", "<|turn>model", "<|turn>", "<|channel>", "<|think|>", "<|tool_response>"}
+                {
+                    "<turn|>",
+                    "<|turn>model",
+                    "<|turn>",
+                    "<|channel>",
+                    "<|think|>",
+                    "<|tool_response>",
+                }
             ),
         ),
         (("<|tool_call>",),),

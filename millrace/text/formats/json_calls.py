@@ -26,7 +26,7 @@ def decode_json(state: Decoding, syntax: JsonCalls) -> Steps[None]:
         more = (yield from reader.peek()) == "{"
         reader.release(here)
         if not more:
-            if not (listed and (yield from reader.skip("]"))):
+            if not (listed and (yield from reader.skip("]"))) and not reader.truncated:
                 reader.back(here)
             break
         retry = reader.hold()
@@ -34,7 +34,7 @@ def decode_json(state: Decoding, syntax: JsonCalls) -> Steps[None]:
             yield from _object(state, syntax)
         except Malformed:
             reader.release(retry)
-            if state.committed:
+            if state.committed or reader.truncated:
                 raise
             reader.back(here)
             return
@@ -86,6 +86,8 @@ def _object(state: Decoding, syntax: JsonCalls) -> Steps[None]:
                 yield from copy_arguments(reader, JSON, early.append)
         elif key in syntax.id_keys and syntax.keep_ids and (yield from reader.peek()) == '"':
             given = yield from state.text()
+        elif state.soft and key not in (*syntax.id_keys, "type", "function"):
+            raise Malformed(key)
         else:
             yield from copy_value(reader, JSON, discard)
     if not state.committed:

@@ -199,7 +199,8 @@ class OutputParser:
                     if not soft:
                         yield from self._resynchronise(syntax)
                     done = True
-                elif reader.truncated and reader.exhausted and not soft:
+                if reader.truncated:
+                    reader.drop_rest()
                     done = True
             if done:
                 break

@@ -48,7 +48,7 @@ def decode_python(state: Decoding, syntax: PythonCalls) -> Steps[None]:
             yield from _call(state, syntax)
         except Malformed:
             reader.release(retry)
-            if state.committed:
+            if state.committed or reader.truncated:
                 raise
             reader.back(here)
             return

@@ -62,6 +62,9 @@ class Reader:
     def back(self, position: int) -> None:
         self.at = position
 
+    def drop_rest(self) -> None:
+        self.at = self._base + len(self._text)
+
     def peek(self, size: int = 1) -> Steps[str]:
         """The next `size` characters, fewer only at the end of the stream."""
         while True:
@@ -123,6 +126,8 @@ class Reader:
             match = scan.feed(fresh)
             if match is None and self.ended:
                 match = scan.finish()
+                if match is not None and self.truncated and scan.live <= match.start:
+                    match = None
             if match is not None:
                 self._write(origin + match.start, write)
                 found = self._slice(origin + match.start, origin + match.end)

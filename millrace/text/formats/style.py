@@ -139,9 +139,7 @@ def probe(template: Template) -> Style:
     )
 
 
-def _call(
-    mapping: bool, ids: str, names: Sequence[str], content: Any = "", **more: Any
-) -> Message:
+def _call(mapping: bool, ids: str, names: Sequence[str], content: Any = "", **more: Any) -> Message:
     arguments: Any = {"probe_key": "v1v"} if mapping else '{"probe_key": "v1v"}'
     calls = [
         {

@@ -7,6 +7,7 @@ import re
 from millrace.text.formats import thoughts
 from millrace.text.formats.syntax import Messages, OutputFormat, TaggedCalls
 
+
 def _function_calls(section: tuple[str, str], trims: bool) -> TaggedCalls:
     edge = "\n" if trims else ""
     return TaggedCalls(

@@ -18,13 +18,13 @@ GRANITE = Thought(
 )
 APERTUS = Thought("apertus", ("<|inner_prefix|>",), ("<|inner_suffix|>",), lead="")
 APRIEL = Thought(
-    "apriel", ("Here are my reasoning steps:", "<thinking>"), ("[BEGIN FINAL RESPONSE]", "</thinking>")
+    "apriel",
+    ("Here are my reasoning steps:", "<thinking>"),
+    ("[BEGIN FINAL RESPONSE]", "</thinking>"),
 )
 MINIMAX3 = Thought("minimax-m3", ("<mm:think>",), ("</mm:think>",), lead="")
 SOLAR = Thought("solar", ("<|think|>",), ("<|end|>",), lead="")
-KIMI3 = Thought(
-    "kimi-k3", ("<|open|>think<|sep|>",), ("<|close|>think<|sep|>",), lead=""
-)
+KIMI3 = Thought("kimi-k3", ("<|open|>think<|sep|>",), ("<|close|>think<|sep|>",), lead="")
 HUNYUAN = Thought("hunyuan", ("<think:opensource>",), ("</think:opensource>",), lead="")
 
 THOUGHTS = (

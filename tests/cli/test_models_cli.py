@@ -1,0 +1,68 @@
+"""pull, list, show and rm, as a user types them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from huggingface_hub import constants
+from typer.testing import CliRunner
+
+from millrace.cli import models
+from millrace.errors import ModelError
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))
+from gguf_files import CONTEXT, write_gguf
+
+
+@pytest.fixture
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
+    monkeypatch.setenv("MILLRACE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    app = typer.Typer()
+    models.register(app)
+    return app
+
+
+def run(app: typer.Typer, *words: str, answer: str | None = None) -> str:
+    result = CliRunner().invoke(app, list(words), input=answer, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_a_model_comes_is_shown_and_goes(app: typer.Typer, tmp_path: Path) -> None:
+    assert "millrace pull" in run(app, "list")
+    assert json.loads(run(app, "list", "--json")) == []
+    source = write_gguf(tmp_path / "tiny.gguf").path
+    assert "tiny is ready" in run(app, "pull", str(source))
+    (listed,) = json.loads(run(app, "list", "--json"))
+    assert (listed["architecture"], listed["source"]) == ("llama", "gguf")
+    assert listed["name"] in run(app, "list")
+    shown = json.loads(run(app, "show", "tiny", "--json"))
+    assert (shown["name"], shown["context"]) == ("tiny", CONTEXT)
+    assert "chat template" in run(app, "show", "tiny")
+    assert "Removed tiny" in run(app, "rm", "tiny", answer="y\n")
+    assert json.loads(run(app, "list", "--json")) == []
+
+
+def test_rm_asks_unless_told_not_to(app: typer.Typer, tmp_path: Path) -> None:
+    run(app, "pull", str(write_gguf(tmp_path / "tiny.gguf").path))
+    refused = CliRunner().invoke(app, ["rm", "tiny"], input="n\n")
+    assert refused.exit_code != 0
+    assert len(json.loads(run(app, "list", "--json"))) == 1
+    run(app, "rm", "tiny", "--yes")
+    assert json.loads(run(app, "list", "--json")) == []
+
+
+@pytest.mark.parametrize("words", [["show", "nonsense"], ["rm", "nonsense", "--yes"]])
+def test_unknown_names_are_errors_in_words(app: typer.Typer, words: list[str]) -> None:
+    with pytest.raises(ModelError, match="no model 'nonsense'"):
+        CliRunner().invoke(app, words, catch_exceptions=False)
+
+
+@pytest.mark.parametrize("command", ["pull", "list", "show", "rm"])
+def test_help_is_complete(app: typer.Typer, command: str) -> None:
+    assert "Usage" in run(app, command, "--help")
