@@ -33,6 +33,7 @@ from common import (
     warn_if_busy,
     with_blas,
 )
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -238,10 +239,10 @@ def _server_measure(server: Child, model: str) -> Measure:
 def _report(console: Console, measured: Measured) -> None:
     names = [name for name in TITLES if any(name == key[0] for key in measured.waves)]
     others = [name for name in names if name != OURS and OURS in names]
-    table = Table(title="Generated tokens/s, median of rounds", title_justify="left")
+    table = Table(title="Generated tokens/s, median of rounds", title_justify="left", box=SIMPLE)
     table.add_column("clients", justify="right")
     for name in names:
-        table.add_column(TITLES[name], justify="right")
+        table.add_column("ours" if name == OURS else TITLES[name], justify="right")
     for name in others:
         table.add_column(f"ours / {TITLES[name]}", justify="right", style="bold")
     for clients in sorted({clients for _, clients in measured.waves}):

@@ -37,11 +37,18 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_running: int = 32
     prefill_chunk: int = 512
     """The most prompt tokens run between two decode steps."""
+    max_stall: float | None = None
+    """Seconds that a prompt may hold up running streams; None takes 2.5 recent decode steps."""
+    kv_memory: int | None = None
+    """Bytes for the key-value state of running requests; None takes the device's share."""
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
         _positive("--max-running", self.max_running)
         _positive("--prefill-chunk", self.prefill_chunk)
+        for option, value in (("--max-stall", self.max_stall), ("--kv-memory", self.kv_memory)):
+            if value is not None:
+                _positive(option, value)
         if self.context is not None:
             _positive("--context", self.context)
 

@@ -21,6 +21,17 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     top_k: int = 0
     """0 keeps all."""
     min_p: float = 0.0
+    typical_p: float = 1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    repetition_penalty: float = 1.0
+    """Over the whole context, prompt included."""
+    presence_penalty: float = 0.0
+    """Over all that the choice has made, as the frequency penalty."""
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    min_tokens: int = 0
+    """No stop token is drawn before this many tokens are made."""
 
 
 class Choice(msgspec.Struct, omit_defaults=True):
@@ -42,6 +53,11 @@ class Submit(msgspec.Struct, tag="submit", omit_defaults=True):
     sampling: Sampling = Sampling()
     stop_ids: list[int] = []
     """The row ends at any of these; the token is reported, and is not part of the text."""
+    priority: int = 0
+    """Higher goes first."""
+    logprobs: int | None = None
+    """How many alternatives to report beside each drawn token's own logprob; None reports none."""
+    prompt_logprobs: int | None = None
 
 
 class Abort(msgspec.Struct, tag="abort"):
@@ -77,6 +93,17 @@ class Ready(msgspec.Struct, tag="ready"):
     vocab_size: int
     load_seconds: float
     weight_bytes: int
+    kv_budget: int
+    kv_bytes_per_token: int
+
+
+class TokenLogprob(msgspec.Struct, array_like=True):
+    """A token under the model's own distribution, before any sampling parameter touched it."""
+
+    token: int
+    logprob: float
+    top: list[tuple[int, float]] = []
+    """The most likely tokens in its place, most likely first."""
 
 
 class RowTokens(msgspec.Struct, array_like=True):
@@ -86,6 +113,14 @@ class RowTokens(msgspec.Struct, array_like=True):
     choice: int
     tokens: list[int]
     finish: FinishReason | None = None
+    logprobs: list[TokenLogprob] = []
+
+
+class PromptLogprobs(msgspec.Struct, array_like=True):
+    """The logprobs of a prompt's tokens from its second on, once it has been run."""
+
+    id: str
+    items: list[TokenLogprob]
 
 
 class Prefilled(msgspec.Struct, array_like=True):
@@ -102,6 +137,12 @@ class Step(msgspec.Struct, tag="step", omit_defaults=True):
 
     rows: list[RowTokens] = []
     prefilled: list[Prefilled] = []
+    prompt_logprobs: list[PromptLogprobs] = []
+    running: int = 0
+    """Rows in the batch after this turn."""
+    kv_bytes: int = 0
+    seconds: float = 0.0
+    """The turn's length."""
 
 
 class Failed(msgspec.Struct, tag="failed"):

@@ -14,8 +14,9 @@ import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
 from millrace.engine.row import Row
-from millrace.engine.sampler import Sampler
+from millrace.engine.sampler import Draw, Sampler
 from millrace.engine.slots import Positions, SlotKVCache
+from millrace.protocol import TokenLogprob
 
 
 class Batch:
@@ -28,6 +29,7 @@ class Batch:
         self._last: mx.array | None = None
         """Each row's last token, not yet run; on the device, perhaps still being computed."""
         self._logits: mx.array | None = None
+        self._draw: Draw | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -96,7 +98,8 @@ class Batch:
 
     def in_flight(self) -> InFlight:
         """The draws that the host has not read; stays good when rows join or leave."""
-        return InFlight(list(self.rows), self._last)
+        draw, self._draw = self._draw, None
+        return InFlight(list(self.rows), draw)
 
     def forward(self) -> None:
         """Launch the model on every row's last token."""
@@ -109,9 +112,10 @@ class Batch:
     def sample(self) -> None:
         """Launch the draw of every row's next token."""
         assert self._logits is not None
-        self._last = self._sampler.draw(self._logits, self.rows)
+        self._draw = self._sampler.draw(self._logits, self.rows)
+        self._last = self._draw.tokens
         self._logits = None
-        mx.async_eval(self._last)
+        mx.async_eval(self._draw.arrays())
         for row in self.rows:
             row.in_flight = True
 
@@ -119,17 +123,20 @@ class Batch:
 class InFlight:
     """Tokens drawn on the device, with the rows they belong to."""
 
-    def __init__(self, rows: list[Row], tokens: mx.array | None) -> None:
+    def __init__(self, rows: list[Row], draw: Draw | None) -> None:
         self._rows = rows
-        self._tokens = tokens
+        self._draw = draw
 
-    def read(self) -> Iterator[tuple[Row, int]]:
-        """Wait for the draws; rows that just joined have none, and rows that are gone want none."""
-        if self._tokens is None or not any(r.in_flight for r in self._rows):
+    def read(self) -> Iterator[tuple[Row, int, TokenLogprob | None]]:
+        """Wait for the draws; rows that are gone meanwhile want none."""
+        if self._draw is None:
             return
-        for row, token in zip(self._rows, self._tokens.tolist(), strict=True):
-            if row.in_flight and not row.gone:
-                yield row, token
+        tokens: list[int] = self._draw.tokens.tolist()
+        plan, logprobs = self._draw.plan, self._draw.logprobs
+        asked = dict(zip(plan.asked, logprobs.read(plan.tops), strict=True)) if logprobs else {}
+        for i, (row, token) in enumerate(zip(self._rows, tokens, strict=True)):
+            if not row.gone:
+                yield row, token, asked.get(i)
 
 
 def _empty_like(cache: Any, positions: Positions) -> Any:

@@ -1,18 +1,23 @@
-"""The engine's loop: hear, let rows leave and join, launch a step, read the last one, prefill a chunk.
+"""The engine's loop: hear, let rows leave and join, launch a step, read the last, prefill a chunk.
 
-Runs on the one thread that owns MLX. The order within a turn keeps the device busy: the next forward
-pass is launched before the tokens of the last draw are read.
+Runs on the one thread that owns MLX. The order within a turn keeps the device busy: the next
+forward pass is launched before the tokens of the last draw are read.
 """
 
 from __future__ import annotations
 
 import logging
+import time
+from collections import deque
 from typing import Any
 
 from millrace.config import EngineConfig
 from millrace.engine.batch import Batch
 from millrace.engine.link import Link
-from millrace.engine.prefill import Job, jobs_of
+from millrace.engine.memory import Budget
+from millrace.engine.pace import Pace
+from millrace.engine.prefill import Job, job_of, jobs_of
+from millrace.engine.row import Row
 from millrace.engine.sampler import Sampler
 from millrace.engine.scheduler import Scheduler
 from millrace.protocol import (
@@ -20,6 +25,7 @@ from millrace.protocol import (
     AbortChoice,
     Failed,
     Prefilled,
+    PromptLogprobs,
     RowTokens,
     Shutdown,
     Step,
@@ -29,14 +35,24 @@ from millrace.protocol import (
 
 log = logging.getLogger("millrace.engine")
 
+KEPT_SHARE = 4
+"""A pre-empted row's state is kept while such states take at most one in so many of the budget."""
+
 
 class Engine:
-    def __init__(self, model: Any, config: EngineConfig, sampler: Sampler, link: Link) -> None:
+    def __init__(
+        self, model: Any, config: EngineConfig, sampler: Sampler, budget: Budget, link: Link
+    ) -> None:
         self._model = model
         self._link = link
+        self._budget = budget
         self._batch = Batch(model, sampler)
-        self._scheduler = Scheduler(config.max_running, config.prefill_chunk)
+        self._pace = Pace(config.prefill_chunk, config.max_stall)
+        self._scheduler: Scheduler[Job] = Scheduler(config.max_running, self._pace, budget)
         self._stopping = False
+        self._last_read: float | None = None
+        self._chunks: deque[int] = deque([0, 0, 0], maxlen=3)
+        """Prompt tokens launched in this turn and the two before."""
 
     def run(self) -> None:
         while not self._stopping:
@@ -46,6 +62,11 @@ class Engine:
     def busy(self) -> bool:
         return bool(self._batch) or self._scheduler.busy
 
+    @property
+    def kv_bytes(self) -> int:
+        held = sum(c.nbytes for job in self._scheduler.tasks() for c in job.caches)
+        return self._batch.nbytes + held
+
     def turn(self) -> None:
         for message in self._link.receive(wait=not self.busy):
             self._hear(message)
@@ -53,41 +74,88 @@ class Engine:
             return
         step = Step()
         in_flight = self._batch.in_flight()
-        self._batch.drop({i for i, r in enumerate(self._batch.rows) if r.gone or r.spent})
-        for job in self._scheduler.prefilled():
+        pre_empted = self._leave()
+        for job in self._scheduler.joining():
             job.open(self._model)
             self._batch.join(job.rows, job.caches, job.tokens[-1])
         if self._batch:
             self._batch.forward()
-        for row, token in in_flight.read():
+        for row, token, logprob in in_flight.read():
             finish = row.accept(token)
             row.gone = finish is not None
-            step.rows.append(RowTokens(row.request.id, row.choice, [token], finish))
+            told = [logprob] if logprob else []
+            step.rows.append(RowTokens(row.request.id, row.choice, [token], finish, told))
+        self._measure(step)
+        for row, caches in pre_empted:
+            if not row.gone:
+                self._scheduler.add(job_of(row, caches))
         if self._batch:
             self._batch.sample()
         self._prefill(step)
-        if step.rows or step.prefilled:
+        if step.rows or step.prefilled or step.prompt_logprobs:
+            step.running = len(self._batch)
+            step.kv_bytes = self.kv_bytes
             self._link.send(step)
 
+    def _leave(self) -> list[tuple[Row, list[Any]]]:
+        """Drop the rows that are done, and those that the memory no longer has room for."""
+        batch = self._batch
+        leaving = {i for i, r in enumerate(batch.rows) if r.gone or r.spent}
+        staying = [i for i in range(len(batch)) if i not in leaving]
+        rows = [batch.rows[i] for i in staying]
+        victims = [staying[v] for v in self._scheduler.victims(rows, [r.length for r in rows])]
+        pre_empted = []
+        for i in victims:
+            row = batch.rows[i]
+            caches = batch.extract(i) if self._may_keep(row) else []
+            log.info("request %s gives way: the key-value memory is full", row.request.id)
+            pre_empted.append((row, caches))
+        batch.drop(leaving | set(victims))
+        return pre_empted
+
+    def _may_keep(self, row: Row) -> bool:
+        kept = sum(self._budget.row(j.length) for j in self._scheduler.tasks() if j.caches)
+        return kept + self._budget.row(row.length) <= self._budget.limit // KEPT_SHARE
+
+    def _measure(self, step: Step) -> None:
+        """Learn from the time between two reads: a decode step, and the chunk that ran beside it.
+
+        The draw read in this turn was launched in the last one, behind the chunk of the turn before.
+        """
+        now = time.perf_counter()
+        if step.rows and self._last_read is not None:
+            step.seconds = now - self._last_read
+            if tokens := self._chunks[-2]:
+                self._pace.saw_gap(tokens, step.seconds)
+            else:
+                self._pace.saw_step(step.seconds)
+        self._last_read = now if step.rows else None
+
     def _prefill(self, step: Step) -> None:
-        planned = self._scheduler.next_chunk(running=len(self._batch))
+        planned = self._scheduler.next_chunk([r.length for r in self._batch.rows if not r.gone])
+        self._chunks.append(planned[1] if planned else 0)
         if planned is None:
             return
         job, count = planned
+        begin = time.perf_counter()
         try:
             job.run(self._model, count)
+            if not self._batch:
+                # Nobody waits for tokens: wait for the chunk, so that an abort is heard after it.
+                job.wait()
+                self._pace.saw_chunk(count, time.perf_counter() - begin)
         except Exception as error:  # whatever a model raises fails this request alone
             log.exception("prefill of %s failed", job.request.id)
-            self._scheduler.discard(job)
-            self._link.send(Failed("request_failed", f"{error}", job.request.id))
+            self._fail(job, "request_failed", f"The prompt could not be run: {error}")
             return
-        step.prefilled.append(Prefilled(job.request.id, job.done, len(job.tokens), job.cached))
+        step.prefilled.append(Prefilled(job.request.id, job.done, job.length, job.cached))
+        if job.wants_logprobs and not job.left:
+            step.prompt_logprobs.append(PromptLogprobs(job.request.id, job.logprobs))
 
     def _hear(self, message: ToEngine) -> None:
         match message:
             case Submit():
-                for job in jobs_of(message):
-                    self._scheduler.add(job)
+                self._submit(message)
             case Abort(id=id):
                 self._abort(id, None)
             case AbortChoice(id=id, choice=choice):
@@ -95,17 +163,33 @@ class Engine:
             case Shutdown():
                 self._stopping = True
 
+    def _submit(self, request: Submit) -> None:
+        try:
+            jobs = jobs_of(request, time.monotonic())
+        except Exception as error:  # a parameter that cannot be prepared fails its own request
+            log.exception("request %s cannot be prepared", request.id)
+            self._link.send(Failed("invalid_request", str(error), request.id))
+            return
+        needed = self._budget.row(max(job.length for job in jobs) + 1)
+        if needed > self._budget.limit:
+            text = (
+                f"The prompt needs {needed >> 20} MiB of key-value memory and the budget is "
+                f"{self._budget.limit >> 20} MiB. Shorten it, or raise --kv-memory."
+            )
+            self._link.send(Failed("invalid_request", text, request.id))
+            return
+        for job in jobs:
+            self._scheduler.add(job)
+
+    def _fail(self, job: Job, code: str, text: str) -> None:
+        self._abort(job.request.id, None)
+        self._link.send(Failed(code, text, job.request.id))
+
     def _abort(self, id: str, choice: int | None) -> None:
-        def meant(job_or_row: Any) -> bool:
-            return bool(job_or_row.request.id == id)
-
-        for row in filter(meant, self._batch.rows):
-            if choice is None or row.choice == choice:
+        for row in self._batch.rows:
+            if row.request.id == id and choice in (None, row.choice):
                 row.gone = True
-        for job in [j for j in self._scheduler.jobs() if meant(j)]:
-            self._drop_choice(job, choice)
-
-    def _drop_choice(self, job: Job, choice: int | None) -> None:
-        job.rows = [r for r in job.rows if choice is not None and r.choice != choice]
-        if not job.rows:
-            self._scheduler.discard(job)
+        for job in [j for j in self._scheduler.tasks() if j.request.id == id]:
+            job.rows = [r for r in job.rows if choice not in (None, r.choice)]
+            if not job.rows:
+                self._scheduler.discard(job)

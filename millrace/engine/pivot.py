@@ -22,6 +22,9 @@ class PivotFinder(Protocol):
         min_p: Sequence[float],
     ) -> mx.array: ...
 
+    def typical(self, weights: mx.array, share: float) -> mx.array:
+        """One row's weights, without those whose surprise is far from the expected one."""
+
 
 class HostPivots:
     """For the CPU device, whose arrays the host can look at without a copy."""
@@ -39,6 +42,14 @@ class HostPivots:
             for row, k, p, m in zip(table, top_k, top_p, min_p, strict=True)
         ]
         return mx.array(pivots, mx.float32)[:, None]
+
+    def typical(self, weights: mx.array, share: float) -> mx.array:
+        p, off = _surprise(weights)
+        row, mass = np.array(off, copy=False)[0], np.array(p, copy=False)[0]
+        order = np.argsort(row, kind="stable")
+        cut = int(np.searchsorted(np.cumsum(mass[order], dtype=np.float64), share))
+        limit = float(row[order[min(cut, row.size - 1)]])
+        return mx.where(off <= limit, weights, 0.0)
 
 
 def _row_pivot(row: np.ndarray, top_k: int, top_p: float, min_p: float) -> float:
@@ -83,6 +94,17 @@ class DevicePivots:
             pivot = mx.maximum(pivot, self._bisect(weights, kept, wanted))
         return pivot
 
+    def typical(self, weights: mx.array, share: float) -> mx.array:
+        p, off = _surprise(weights)
+        low = mx.zeros((weights.shape[0], 1))
+        high = mx.max(mx.where(p > 0, off, 0.0), axis=-1, keepdims=True)
+        for _ in range(self.PASSES):
+            middle = (low + high) * 0.5
+            mass = mx.sum(mx.where(off <= middle, p, 0.0), axis=-1, keepdims=True)
+            enough = mass >= share
+            low, high = mx.where(enough, low, middle), mx.where(enough, middle, high)
+        return mx.where(off <= high, weights, 0.0)
+
     def _bisect(self, weights: mx.array, mass: mx.array, wanted: mx.array) -> mx.array:
         """The greatest threshold (to float precision) that keeps at least `wanted` of the mass.
 
@@ -97,3 +119,11 @@ class DevicePivots:
             low, high = mx.where(enough, middle, low), mx.where(enough, high, middle)
         found = mx.exp(low)
         return mx.where(low <= -103.9, 0.0, found)
+
+
+def _surprise(weights: mx.array) -> tuple[mx.array, mx.array]:
+    """Probabilities, and how far each token's surprise is from the distribution's entropy."""
+    p = weights / mx.sum(weights, axis=-1, keepdims=True)
+    surprise = -mx.log(mx.maximum(p, 1e-38))
+    entropy = mx.sum(p * surprise, axis=-1, keepdims=True)
+    return p, mx.where(p > 0, mx.abs(surprise - entropy), mx.inf)

@@ -1,7 +1,7 @@
 """Prefill: one prompt on its way into the batch, run chunk by chunk on a cache of its own.
 
 The last token is never run here: it is the row's first input in the batch step, which draws the
-first new token.
+next token. A pre-empted row comes back the same way, with the state it had if that was kept.
 """
 
 from __future__ import annotations
@@ -12,8 +12,12 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
+from millrace.engine.logprobs import Logprobs
 from millrace.engine.row import Row
-from millrace.protocol import Submit
+from millrace.protocol import Submit, TokenLogprob
+
+_LOGPROB_CHUNK = 128
+"""Logits of a whole chunk are wide: prompts that want logprobs are run in small ones."""
 
 
 @dataclass(eq=False)
@@ -23,14 +27,31 @@ class Job:
     request: Submit
     rows: list[Row]
     tokens: list[int]
+    arrived: float = 0.0
     done: int = 0
     cached: int = 0
     caches: list[Any] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    @property
+    def priority(self) -> int:
+        return self.request.priority
 
     @property
     def left(self) -> int:
-        """Tokens still to run before the rows can join the batch."""
         return len(self.tokens) - 1 - self.done
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def width(self) -> int:
+        return len(self.rows)
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.request.prompt_logprobs is not None and not self.rows[0].made
 
     def open(self, model: Any) -> None:
         """Make the cache that the prompt runs on."""
@@ -40,18 +61,44 @@ class Job:
     def run(self, model: Any, count: int) -> None:
         """Launch the next `count` tokens."""
         self.open(model)
-        chunk = mx.array([self.tokens[self.done : self.done + count]], mx.int32)
-        model(chunk, cache=self.caches)
+        end = self.done + count
+        while self.done < end:
+            stop = min(end, self.done + _LOGPROB_CHUNK) if self.wants_logprobs else end
+            self._run_to(model, stop)
+
+    def wait(self) -> None:
+        mx.eval([c.state for c in self.caches])
+
+    def _run_to(self, model: Any, end: int) -> None:
+        chunk = mx.array([self.tokens[self.done : end]], mx.int32)
+        logits = model(chunk, cache=self.caches)
         mx.async_eval([c.state for c in self.caches])
-        self.done += count
+        if self.wants_logprobs:
+            top = self.request.prompt_logprobs or 0
+            follow = mx.array(self.tokens[self.done + 1 : end + 1], mx.int32)
+            self.logprobs += Logprobs(logits[0], follow, top).read([top] * (end - self.done))
+        self.done = end
 
 
-def jobs_of(request: Submit) -> list[Job]:
+def jobs_of(request: Submit, now: float) -> list[Job]:
     """A request's choices, grouped by what they have already made: usually one job."""
     groups: dict[tuple[int, ...], list[Row]] = {}
     for choice in request.choices:
-        groups.setdefault(tuple(choice.made), []).append(Row.of(request, choice))
+        groups.setdefault(tuple(choice.made), []).append(Row.of(request, choice, now))
     return [
-        Job(request=request, rows=rows, tokens=[*request.prompt, *made])
+        Job(request=request, rows=rows, tokens=[*request.prompt, *made], arrived=now)
         for made, rows in groups.items()
     ]
+
+
+def job_of(row: Row, caches: list[Any]) -> Job:
+    """A row that had to leave the batch, ready to come back; without caches it is run again."""
+    tokens = [*row.request.prompt, *row.tokens]
+    return Job(
+        request=row.request,
+        rows=[row],
+        tokens=tokens,
+        arrived=row.arrived,
+        done=len(tokens) - 1 if caches else 0,
+        caches=caches,
+    )

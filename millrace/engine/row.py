@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from millrace.engine.edits import Edits, wanted
 from millrace.protocol import Choice, FinishReason, Sampling, Submit
 
 
@@ -12,30 +13,48 @@ class Row:
     request: Submit
     choice: int
     seed: int
-    made: int
-    """Tokens drawn so far, those before a resume included: the index of the next draw."""
-    length: int
-    """Tokens of context, prompt and made."""
+    tokens: list[int]
+    """What it has made, before a resume included."""
+    arrived: float = 0.0
     stop_ids: frozenset[int] = field(default=frozenset())
+    edits: Edits | None = None
     in_flight: bool = False
     """A token has been drawn for it on the device and not been read yet."""
     gone: bool = False
     """Finished or aborted: what is still in flight for it is thrown away."""
 
     @classmethod
-    def of(cls, request: Submit, choice: Choice) -> Row:
+    def of(cls, request: Submit, choice: Choice, now: float) -> Row:
+        edits = None
+        if wanted(request.sampling):
+            edits = Edits(request.sampling, request.prompt, choice.made, request.stop_ids)
         return cls(
             request=request,
             choice=choice.index,
             seed=choice.seed,
-            made=len(choice.made),
-            length=len(request.prompt) + len(choice.made),
+            tokens=list(choice.made),
+            arrived=now,
             stop_ids=frozenset(request.stop_ids),
+            edits=edits,
         )
 
     @property
     def sampling(self) -> Sampling:
         return self.request.sampling
+
+    @property
+    def priority(self) -> int:
+        return self.request.priority
+
+    @property
+    def made(self) -> int:
+        """The index of the next draw."""
+        return len(self.tokens)
+
+    @property
+    def length(self) -> int:
+        """Tokens of context, prompt and made."""
+        return len(self.request.prompt) + len(self.tokens)
 
     @property
     def spent(self) -> bool:
@@ -45,8 +64,9 @@ class Row:
     def accept(self, token: int) -> FinishReason | None:
         """Take a drawn token; says whether the row ends with it."""
         self.in_flight = False
-        self.made += 1
-        self.length += 1
+        self.tokens.append(token)
+        if self.edits is not None:
+            self.edits.accept(token)
         if token in self.stop_ids:
             return "stop"
         return "length" if self.made >= self.request.max_tokens else None

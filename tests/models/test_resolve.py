@@ -217,6 +217,9 @@ def test_unknown_names_list_what_is_there(tmp_path: Path) -> None:
     with pytest.raises(ModelError) as raised:
         resolve("nonsense")
     assert "smollm2, org/name" in raised.value.message
+    for odd in ("", "x" * 5000, "a\0b", "org/name/more"):
+        with pytest.raises(ModelError, match="There is no model"):
+            resolve(odd)
     with pytest.raises(ModelError, match="no file or folder"):
         resolve("./nowhere")
     with pytest.raises(ModelError, match="no file"):

@@ -67,6 +67,8 @@ def pack(tensor: Tensor) -> Packed | None:
 def _packed(bits: int, quants: Bytes, scales: Floats, biases: Floats) -> Packed:
     rows = quants.shape[0]
     groups = (rows, -1)
+    if scales.dtype != biases.dtype:
+        scales, biases = scales.astype(np.float32), biases.astype(np.float32)
     return Packed(
         bits,
         _squeeze(quants.reshape(rows, -1), bits),

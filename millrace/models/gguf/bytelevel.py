@@ -35,9 +35,16 @@ _O200K = (
 )
 _DEEPSEEK3 = (
     r"\p{N}{1,3}",
-    r"[一-龥぀-ゟ゠-ヿ]+",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"
     r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|" + _TAIL,
+)
+_DEEPSEEK_CODER = (
+    r"[\r\n]",
+    r"\s?\p{L}+",
+    r"\s?\p{P}+",
+    "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
+    r"\p{N}",
 )
 _UNNAMED = (
     r"[\p{P}\$\+<=>\^~\|]+",
@@ -63,19 +70,17 @@ class Cut:
 
 
 _CUTS = {
-    ("gpt-2", "gpt2", "phi-2", "olmo", "mpt"): Cut((_GPT2,)),
-    ("smollm", "starcoder", "refact", "codeshell", "command-r", "exaone", "minerva-7b"): Cut(
-        (_GPT2,), digits=True
-    ),
-    ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"): Cut(
-        (_LLAMA3,), whole_words=True, bos=True
-    ),
-    ("smaug-bpe", "dbrx", "glm4"): Cut((_LLAMA3,)),
-    ("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez"): Cut((_QWEN2,), compose=True),
+    ("gpt-2", "gpt2"): Cut((_GPT2,)),
+    ("smollm", "starcoder", "refact", "minerva-7b"): Cut((_GPT2,), digits=True),
+    ("llama-bpe", "llama3", "llama-v3"): Cut((_LLAMA3,), whole_words=True, bos=True),
+    ("smaug-bpe",): Cut((_LLAMA3,)),
+    ("glm4",): Cut((_LLAMA3,), whole_words=True),
+    ("qwen2", "deepseek-r1-qwen"): Cut((_QWEN2,), compose=True),
     ("qwen35",): Cut((_QWEN35,), compose=True),
     ("tekken",): Cut((_TEKKEN,), whole_words=True, bos=True),
     ("gpt-4o", "llama4"): Cut((_O200K,)),
     ("deepseek-v3",): Cut(_DEEPSEEK3),
+    ("deepseek-coder",): Cut(_DEEPSEEK_CODER),
     ("default",): Cut(_UNNAMED),
 }
 CUTS = {name: cut for names, cut in _CUTS.items() for name in names}

@@ -26,7 +26,6 @@ class Router:
         self._state = state
         self._in_header = in_header
         self._inline = body
-        self._ends = Patterns([*syntax.ends, syntax.start])
         self._markers = Patterns([*syntax.header, syntax.message, syntax.start, *syntax.ends])
 
     def run(self, thinking: Callable[[bool], None]) -> Steps[None]:
@@ -74,14 +73,14 @@ class Router:
             channel in syntax.reasoning and recipient is None
         ):
             thinking(True)
-            marker = yield from reader.until(self._ends, sink.reasoning)
+            marker = yield from reader.until(self._markers, sink.reasoning)
             sink.marker()
             return marker
         if syntax.inline_bodies:
-            return (yield from self._inline(self._ends))
+            return (yield from self._inline(self._markers))
         if recipient is not None and recipient != "all":
             return (yield from self._call(recipient, channel))
-        marker = yield from reader.until(self._ends, sink.content)
+        marker = yield from reader.until(self._markers, sink.content)
         sink.marker()
         return marker
 
@@ -107,6 +106,6 @@ class Router:
                 hidden = channel in self._syntax.reasoning
                 written = state.sink.reasoning if hidden else state.sink.content
         reader.release(here)
-        marker = yield from reader.until(self._ends, written)
+        marker = yield from reader.until(self._markers, written)
         state.sink.marker()
         return marker

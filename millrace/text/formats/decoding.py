@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from millrace.text.formats.reader import Malformed, Reader, Steps, Write, discard
@@ -12,6 +12,7 @@ from millrace.text.formats.values import JSON, Dialect, copy_unquoted, copy_valu
 
 BLANK = re.compile(r"\s+")
 _WORD = re.compile(r"\w+")
+_TOOL_NAME = re.compile(r"[\w.\-:/@$]{1,128}\Z")
 
 
 class Decoding:
@@ -25,7 +26,7 @@ class Decoding:
 
     def begin(self, name: str, given_id: str | None = None) -> None:
         """The call is certain. Without real markup around it, only an offered tool is a call."""
-        if self.soft and name not in self.sink.tools:
+        if name not in self.sink.tools and (self.soft or not _TOOL_NAME.match(name)):
             raise Malformed(name)
         self.committed = True
         self.sink.begin(name, given_id)
@@ -49,11 +50,23 @@ class Decoding:
     def blanks(self) -> Steps[None]:
         yield from self.reader.run(BLANK, discard)
 
-    def skip_any(self, texts: Iterable[str]) -> Steps[bool]:
+    def undo(self, position: int) -> None:
+        """Returns to `position`, unless the answer was cut: then the rest was half a marker."""
+        if self.reader.truncated:
+            self.reader.drop_rest()
+        else:
+            self.reader.back(position)
+
+    def closing(self, *texts: str) -> Steps[None]:
+        """Skips blanks and the texts that close a call; where they are missing, nothing."""
+        here = self.reader.hold()
+        closed = False
         for text in texts:
-            if text and (yield from self.reader.skip(text)):
-                return True
-        return False
+            yield from self.blanks()
+            closed = bool(text) and (yield from self.reader.skip(text))
+        self.reader.release(here)
+        if not closed:
+            self.undo(here)
 
     def check_arguments(self) -> Steps[None]:
         """Refuses what cannot be arguments, before the call is begun."""

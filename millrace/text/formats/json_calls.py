@@ -26,8 +26,8 @@ def decode_json(state: Decoding, syntax: JsonCalls) -> Steps[None]:
         more = (yield from reader.peek()) == "{"
         reader.release(here)
         if not more:
-            if not (listed and (yield from reader.skip("]"))) and not reader.truncated:
-                reader.back(here)
+            if not (listed and (yield from reader.skip("]"))):
+                state.undo(here)
             break
         retry = reader.hold()
         try:
@@ -40,12 +40,7 @@ def decode_json(state: Decoding, syntax: JsonCalls) -> Steps[None]:
             return
         reader.release(retry)
     if syntax.fence:
-        here = reader.hold()
-        yield from state.blanks()
-        closed = yield from reader.skip(syntax.fence)
-        reader.release(here)
-        if not closed:
-            reader.back(here)
+        yield from state.closing(syntax.fence)
 
 
 def _object(state: Decoding, syntax: JsonCalls) -> Steps[None]:
@@ -135,7 +130,7 @@ def decode_header(state: Decoding, syntax: HeaderCalls) -> Steps[None]:
     name = match.group("name")
     given = values.get("name") if syntax.id_is_header else values.get("id")
     yield from state.blanks()
-    yield from state.skip_any(["```json"])
+    yield from reader.skip("```json")
     if (yield from _ends(state, syntax)):
         state.begin(name, given)
         state.write("{}")
@@ -144,14 +139,8 @@ def decode_header(state: Decoding, syntax: HeaderCalls) -> Steps[None]:
         state.begin(name, given if syntax.keep_ids else None)
         yield from state.arguments(syntax.dialect)
     state.end()
-    here = reader.hold()
-    yield from state.blanks()
-    yield from state.skip_any(["```"] if syntax.closes else [])
-    yield from state.blanks()
-    closed = yield from state.skip_any(syntax.closes)
-    reader.release(here)
-    if not closed:
-        reader.back(here)
+    if syntax.closes:
+        yield from state.closing("```", syntax.closes[0])
 
 
 def _ends(state: Decoding, syntax: HeaderCalls) -> Steps[bool]:

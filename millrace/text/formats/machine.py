@@ -114,7 +114,9 @@ class OutputParser:
         yield from self._at_start()
         while True:
             marker = yield from self._reader.until(patterns, sink.content)
-            if marker is None or marker in ends.patterns:
+            if marker is None:
+                return None
+            if marker in ends.patterns:
                 sink.marker()
                 return marker
             patterns = plain

@@ -41,7 +41,7 @@ def decode_python(state: Decoding, syntax: PythonCalls) -> Steps[None]:
             reader.at += 1
             break
         if not (char.isalpha() or char == "_"):
-            reader.back(here)
+            state.undo(here)
             break
         retry = reader.hold()
         try:
@@ -54,12 +54,7 @@ def decode_python(state: Decoding, syntax: PythonCalls) -> Steps[None]:
             return
         reader.release(retry)
     if syntax.fence:
-        here = reader.hold()
-        yield from state.blanks()
-        closed = yield from reader.skip(syntax.fence)
-        reader.release(here)
-        if not closed:
-            reader.back(here)
+        yield from state.closing(syntax.fence)
 
 
 def _call(state: Decoding, syntax: PythonCalls) -> Steps[None]:

@@ -1,0 +1,59 @@
+"""Pre-emption: rows that give way come back and finish with the same tokens."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from engine.harness import Bench, cost, greedy_alone
+from tiny import SHAPES, VOCAB, build
+
+from millrace.engine.memory import Budget
+from millrace.protocol import Choice, Sampling, Submit
+
+
+@pytest.fixture(scope="module", params=list(SHAPES))
+def model(request: pytest.FixtureRequest) -> Any:
+    return build(request.param)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_pre_empted_rows_finish_as_if_undisturbed(model: Any, kept: bool) -> None:
+    dice = random.Random(5)
+    prompts = [[dice.randrange(VOCAB) for _ in range(120 + 40 * i)] for i in range(3)]
+    each = cost(model)
+    budget = Budget(each, max(2 * each.row(500), each.row(700)))
+    bench = Bench(model, budget=budget, prefill_chunk=64)
+    if not kept:
+        bench.engine._may_keep = lambda row: False  # type: ignore[method-assign]
+    left: list[int] = []
+    leave = bench.engine._leave
+
+    def counted() -> Any:
+        gone = leave()
+        left.append(len(gone))
+        return gone
+
+    bench.engine._leave = counted  # type: ignore[method-assign]
+    made = bench.run(
+        Submit(str(i), p, [Choice(0, i)], 340, Sampling(temperature=0.0), priority=i % 2)
+        for i, p in enumerate(prompts)
+    )
+    for i, prompt in enumerate(prompts):
+        assert made[str(i), 0] == greedy_alone(model, prompt, 340)
+    if each.per_token:
+        assert sum(left) > 0, "nothing was pre-empted: the test is too easy"
+
+
+def test_a_prompt_that_can_never_fit_is_refused(model: Any) -> None:
+    each = cost(model)
+    if not each.per_token:
+        pytest.skip("this shape's state does not grow")
+    bench = Bench(model, budget=Budget(each, each.row(300)))
+    bench.put(Submit("big", [1] * 2000, [Choice(0, 0)], 4))
+    bench.put(Submit("small", [1] * 20, [Choice(0, 0)], 4))
+    bench.engine.turn()
+    bench.drain()
+    assert "--kv-memory" in bench.failed["big"].message
+    assert len(bench.made["small", 0]) == 4

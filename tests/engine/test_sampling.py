@@ -1,0 +1,145 @@
+"""Every parameter does what it says, to its own row only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from engine.harness import Bench, greedy_alone
+from tiny import VOCAB, build
+
+from millrace.engine.pivot import DevicePivots, HostPivots
+from millrace.protocol import Choice, Sampling, Submit
+
+PROMPT = [5, 9, 70, 3, 9, 44, 9]
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return build("llama")
+
+
+def _one(model: Any, sampling: Sampling, count: int = 24, **more: Any) -> list[int]:
+    submit = Submit("a", PROMPT, [Choice(0, 7)], count, sampling, **more)
+    return Bench(model).run([submit])["a", 0]
+
+
+SIXTEEN = [
+    Sampling(temperature=0.0),
+    Sampling(temperature=0.7),
+    Sampling(temperature=1.3, top_p=0.8),
+    Sampling(temperature=1.0, top_k=1),
+    Sampling(temperature=1.0, top_k=5),
+    Sampling(temperature=1.0, min_p=0.1),
+    Sampling(temperature=1.0, typical_p=0.6),
+    Sampling(temperature=1.0, xtc_probability=0.5, xtc_threshold=0.05),
+    Sampling(temperature=0.0, repetition_penalty=1.4),
+    Sampling(temperature=0.0, presence_penalty=1.5),
+    Sampling(temperature=0.0, frequency_penalty=0.8),
+    Sampling(temperature=0.0, logit_bias={3: 4.0, 9: -100.0}),
+    Sampling(temperature=1.0, logit_bias={17: 3.0}, min_tokens=9),
+    Sampling(temperature=0.9, top_p=0.9, top_k=20, min_p=0.02, frequency_penalty=0.3),
+    Sampling(temperature=2.0, typical_p=0.9, xtc_probability=1.0),
+    Sampling(temperature=0.0, min_tokens=12, repetition_penalty=1.1),
+]
+
+
+def test_sixteen_parameter_sets_at_once_each_as_alone(model: Any) -> None:
+    submits = [
+        Submit(str(i), PROMPT[: 2 + i % 6], [Choice(0, 100 + i)], 20, s, [1, 2, 60], logprobs=i % 3)
+        for i, s in enumerate(SIXTEEN)
+    ]
+    together = dict(Bench(model, prefill_chunk=4).run(submits, turns=1))
+    for submit in submits:
+        alone = Bench(model).run([submit])["".join(submit.id), 0]
+        assert alone == together[submit.id, 0], submit.sampling
+        on_device = Bench(model, DevicePivots()).run([submit])[submit.id, 0]
+        assert on_device == alone, submit.sampling
+
+
+def test_top_k_one_is_greedy_at_any_temperature(model: Any) -> None:
+    assert _one(model, Sampling(temperature=3.0, top_k=1)) == greedy_alone(model, PROMPT, 24)
+
+
+def test_a_bias_forbids_and_forces(model: Any) -> None:
+    free = _one(model, Sampling(temperature=0.0))
+    assert free[0] not in _one(model, Sampling(temperature=0.0, logit_bias={free[0]: -1000.0}))
+    assert _one(model, Sampling(temperature=1.0, logit_bias={42: 1000.0})) == [42] * 24
+
+
+def test_a_strong_presence_penalty_never_repeats(model: Any) -> None:
+    made = _one(model, Sampling(temperature=0.0, presence_penalty=1000.0), 60)
+    assert len(set(made)) == 60
+
+
+def test_frequency_grows_with_every_use(model: Any) -> None:
+    biased = {4: 50.0, 8: 49.0}
+    made = _one(model, Sampling(temperature=0.0, frequency_penalty=2.0, logit_bias=biased), 10)
+    assert set(made) == {4, 8}
+    assert abs(made.count(4) - made.count(8)) <= 2
+
+
+def test_repetition_looks_at_the_whole_context(model: Any) -> None:
+    prompt = [77] + [6] * 400
+    submit = Submit(
+        "a",
+        prompt,
+        [Choice(0, 0)],
+        1,
+        Sampling(temperature=0.0, repetition_penalty=1e6, logit_bias={77: 50.0}),
+    )
+    alone = Submit("b", prompt, [Choice(0, 0)], 1, Sampling(temperature=0.0, logit_bias={77: 50.0}))
+    assert Bench(model).run([alone])["b", 0] == [77]
+    # The bias is added after the division, so what is left of the logit is the bias alone.
+    plain = Bench(model).run([submit])["a", 0]
+    assert plain == [77]
+    far = Sampling(temperature=0.0, repetition_penalty=1e6)
+    raw = model(mx.array([prompt], mx.int32))[0, -1]
+    made = Bench(model).run([Submit("c", prompt, [Choice(0, 0)], 1, far)])["c", 0][0]
+    unseen = [i for i in range(VOCAB) if i not in set(prompt)]
+    best = max(unseen, key=lambda i: float(raw[i]))
+    assert made == best
+
+
+def test_no_stop_before_min_tokens(model: Any) -> None:
+    stops = list(range(VOCAB // 2))
+    early = _one(model, Sampling(temperature=1.0), stop_ids=stops)
+    late = _one(model, Sampling(temperature=1.0, min_tokens=15), stop_ids=stops)
+    assert len(early) < 15 <= len(late)
+    assert not set(late[:15]) & set(stops)
+
+
+def test_xtc_takes_the_top_choices_away() -> None:
+    from millrace.engine.row import Row
+    from millrace.engine.sampler import _without_top_choices
+
+    request = Submit(
+        "a", [1], [Choice(0, 0)], 4, Sampling(xtc_probability=1.0, xtc_threshold=0.1), [0]
+    )
+    row = Row.of(request, request.choices[0], 0.0)
+    weights = mx.array([[0.4, 0.3, 0.2, 0.06, 0.04]])
+    kept = np.array(_without_top_choices(weights, row))[0]
+    assert kept.tolist() == pytest.approx([0.4, 0.0, 0.2, 0.06, 0.04]), "0 ends the row and stays"
+
+
+def test_typical_keeps_what_is_as_surprising_as_expected() -> None:
+    weights = mx.array([[1.0, 0.2, 0.2, 0.2, 0.2, 0.2, 0.2, 0.001]])
+    for finder in (HostPivots(), DevicePivots()):
+        kept = np.array(finder.typical(weights, 0.5))[0] > 0
+        assert kept.tolist() == [False, True, True, True, True, True, True, False]
+
+
+def test_draws_follow_the_distribution(model: Any) -> None:
+    logits = np.array(model(mx.array([PROMPT], mx.int32))[0, -1]).astype(np.float64)
+    p = np.exp(logits - logits.max())
+    p /= p.sum()
+    submits = [
+        Submit(str(i), PROMPT, [Choice(k, 1000 * i + k) for k in range(100)], 1, Sampling())
+        for i in range(20)
+    ]
+    made = Bench(model, max_running=200).run(submits)
+    seen = np.bincount([t[0] for t in made.values()], minlength=VOCAB) / 2000
+    assert np.abs(seen - p).sum() < 0.25
+    assert np.abs(seen - p).max() < 0.04

@@ -1,0 +1,188 @@
+"""The policy alone, in simulated time: nobody starves, the budget holds, priority counts."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millrace.engine.memory import Budget, Cost
+from millrace.engine.pace import GAP_IN_STEPS, SMALLEST_CHUNK, Pace
+from millrace.engine.scheduler import PRIORITY_SECONDS, Scheduler
+
+
+@dataclass(eq=False)
+class Prompt:
+    arrived: float
+    size: int
+    priority: int = 0
+    width: int = 1
+    output: int = 5
+    done: int = 0
+    name: int = field(default_factory=itertools.count().__next__)
+
+    @property
+    def left(self) -> int:
+        return self.size - self.done
+
+    @property
+    def length(self) -> int:
+        return self.size + 1
+
+
+@dataclass(eq=False)
+class Stream:
+    prompt: Prompt
+    length: int
+    left: int
+
+    @property
+    def arrived(self) -> float:
+        return self.prompt.arrived
+
+    @property
+    def priority(self) -> int:
+        return self.prompt.priority
+
+
+class World:
+    """A device on which a decode step takes 0.1 s and a prompt token 5 ms."""
+
+    STEP, TOKEN = 0.1, 0.005
+
+    def __init__(self, *, rows: int = 4, limit: int = 1 << 60, chunk: int = 512) -> None:
+        self.now = 0.0
+        self.pace = Pace(chunk)
+        self.pace.token_seconds = self.TOKEN
+        self.budget = Budget(Cost(per_token=1), limit)
+        self.scheduler: Scheduler[Prompt] = Scheduler(rows, self.pace, self.budget)
+        self.rows: list[Stream] = []
+        self.first: list[Prompt] = []
+        self.finished: list[Prompt] = []
+        self.max_rows = rows
+
+    def turn(self) -> None:
+        lengths = [r.length for r in self.rows]
+        for v in sorted(self.scheduler.victims(self.rows, lengths), reverse=True):
+            row = self.rows.pop(v)
+            again = Prompt(row.arrived, row.length, row.priority, output=row.left)
+            again.name = row.prompt.name
+            self.scheduler.add(again)
+        for task in self.scheduler.joining():
+            self.rows += [Stream(task, task.length, task.output) for _ in range(task.width)]
+            self.first.append(task)
+        if self.rows:
+            if len(self.rows) > 1:
+                assert self.budget.batch([r.length + 1 for r in self.rows]) <= self.budget.limit
+            self.now += self.STEP
+            self.pace.saw_step(self.STEP)
+            for row in self.rows:
+                row.length += 1
+                row.left -= 1
+            self.finished += [r.prompt for r in self.rows if not r.left]
+            self.rows = [r for r in self.rows if r.left]
+        planned = self.scheduler.next_chunk([r.length for r in self.rows])
+        if planned:
+            task, count = planned
+            assert 0 < count <= task.left
+            task.done += count
+            spent = count * self.TOKEN
+            if self.rows and count > SMALLEST_CHUNK:
+                assert spent + self.STEP <= GAP_IN_STEPS * self.STEP + 1e-9
+            self.now += spent
+        elif not self.rows:
+            self.now += 0.01
+
+    def run(self, limit: int = 100_000) -> None:
+        for _ in range(limit):
+            if not self.rows and not self.scheduler.busy:
+                return
+            self.turn()
+        raise AssertionError("somebody starves")
+
+
+prompts = st.builds(
+    Prompt,
+    arrived=st.just(0.0),
+    size=st.integers(0, 3000),
+    priority=st.integers(-2, 2),
+    width=st.integers(1, 3),
+    output=st.integers(1, 40),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(prompts, max_size=12), st.integers(1, 6), st.integers(3000, 60_000))
+def test_everyone_finishes_once_and_the_budget_holds(
+    tasks: list[Prompt], rows: int, limit: int
+) -> None:
+    world = World(rows=rows, limit=limit)
+    for task in tasks:
+        world.scheduler.add(task)
+    world.run()
+    assert sorted(p.name for p in world.finished) == sorted(
+        p.name for p in tasks for _ in range(p.width)
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1000, 4000), st.integers(1, 50), st.integers(0, 3))
+def test_a_long_prompt_is_not_starved_by_a_stream_of_short_ones(
+    size: int, short: int, priority: int
+) -> None:
+    world = World(rows=3)
+    long = Prompt(0.0, size)
+    world.scheduler.add(long)
+    bound = size * World.TOKEN + priority * PRIORITY_SECONDS
+    while long not in world.first:
+        if world.scheduler.waiting < 8:
+            world.scheduler.add(Prompt(world.now, short, priority))
+        world.turn()
+        assert world.now < 12 * (bound + 20), "the long prompt starves"
+
+
+@given(st.integers(1, 500), st.lists(st.integers(-5, 5), min_size=2, max_size=8, unique=True))
+def test_among_equals_the_higher_priority_goes_first(size: int, priorities: list[int]) -> None:
+    world = World(rows=1)
+    for priority in priorities:
+        world.scheduler.add(Prompt(0.0, size, priority))
+    world.run()
+    assert [p.priority for p in world.first] == sorted(priorities, reverse=True)
+
+
+def test_a_short_prompt_passes_a_long_one_that_has_begun() -> None:
+    world = World()
+    long, short = Prompt(0.0, 4000), Prompt(1.0, 20)
+    world.scheduler.add(long)
+    while world.now < 1.0:
+        world.turn()
+    world.scheduler.add(short)
+    world.run()
+    assert world.first == [short, long]
+
+
+def test_the_lowest_priority_gives_way_and_then_the_youngest() -> None:
+    world = World(limit=3 * 512)
+    rows = [
+        Stream(Prompt(arrived, 0, priority), 300, 9)
+        for arrived, priority in ((0.0, 0), (1.0, 1), (2.0, 0), (3.0, 1))
+    ]
+    assert world.scheduler.victims(rows, [300] * 4) == [2]
+    assert world.scheduler.victims(rows, [700] * 4) == [2, 0, 3]
+    assert world.scheduler.victims(rows[:1], [100_000]) == []
+
+
+def test_chunks_follow_the_recent_step_and_the_wish() -> None:
+    pace = Pace(512)
+    assert pace.chunk(2000, running=False) == 500
+    pace.token_seconds = 0.001
+    for _ in range(10):
+        pace.saw_step(0.1)
+    assert 140 <= pace.chunk(2000, running=True) <= 150
+    assert pace.chunk(7, running=True) == 7
+    wish = Pace(512, max_stall=0.3)
+    wish.token_seconds = 0.001
+    wish.saw_step(0.1)
+    assert 180 <= wish.chunk(2000, running=True) <= 200
