@@ -12,6 +12,7 @@ import msgspec
 from millrace.errors import SetupError
 
 Weights = Literal["auto", "keep", "bf16", "f32"]
+LogFormat = Literal["text", "json"]
 
 
 def home() -> Path:
@@ -42,6 +43,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_memory: int | None = None
     """Bytes for the key-value state of running requests; None takes the device's share."""
     trust_remote_code: bool = False
+    log_level: str = "info"
+    log_format: LogFormat = "text"
 
     def __post_init__(self) -> None:
         _positive("--max-running", self.max_running)
@@ -63,7 +66,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_body: int = 32 * 1024 * 1024
     keep_alive: float = 5.0
     """Seconds between SSE comment lines while nothing else is sent."""
-    log_level: str = "info"
+    max_queue: int = 256
+    """Answers that may wait for a place in the batch; more are refused with a 429."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -71,6 +75,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.drain_timeout < 0:
             raise SetupError("--drain-timeout cannot be negative.")
         _positive("--max-body", self.max_body)
+        if self.max_queue < 0:
+            raise SetupError("--max-queue cannot be negative.")
 
 
 def _positive(option: str, value: float) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
@@ -24,6 +25,7 @@ from millrace.config import EngineConfig, Weights
 from millrace.protocol import Sampling
 from millrace.serving.fold import fold
 from millrace.serving.inprocess import ThreadConnection
+from millrace.serving.metrics import Metrics
 from millrace.serving.model import ServedModel
 from millrace.serving.opening import open_model
 from millrace.serving.request import Request
@@ -112,7 +114,8 @@ class LLM:
     def generate(self, prompt: Any, **options: Any) -> Output | list[Output]:
         """Answer one prompt, or several at once in one batch.
 
-        Options: temperature, top_p, top_k, min_p, seed, max_tokens, stop_token_ids.
+        Options: temperature, top_p, top_k, min_p, typical_p, the penalties, logit_bias, min_tokens,
+        seed, max_tokens, stop_token_ids, ignore_eos, priority, timeout.
         """
         return self._call(self._generate(prompt, options))
 
@@ -153,7 +156,7 @@ class LLM:
         async def launch() -> ThreadConnection:
             return ThreadConnection(self._config)
 
-        model = open_model(self._config, launch, idle=3600.0)
+        model = open_model(self._config, launch, Metrics(), idle=3600.0, max_queue=sys.maxsize)
         await model.client.settled()
         return model
 

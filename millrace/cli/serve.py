@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
-from millrace.config import EngineConfig, ServeConfig, Weights
+from millrace.config import EngineConfig, LogFormat, ServeConfig, Weights
 
 
 def serve(
@@ -36,6 +36,23 @@ def serve(
     max_running: Annotated[
         int, typer.Option(help="The most answers that are generated at the same time.")
     ] = 32,
+    max_queue: Annotated[
+        int, typer.Option(help="Answers that may wait beside those; more are refused with a 429.")
+    ] = 256,
+    kv_memory: Annotated[
+        str | None,
+        typer.Option(
+            help="Memory for the key-value state of running requests, like 8G or 512M; "
+            "most of what the device has left if not given."
+        ),
+    ] = None,
+    max_stall: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds that a long prompt may hold up running streams; "
+            "2.5 times the recent decode step if not given."
+        ),
+    ] = None,
     prefill_chunk: Annotated[
         int, typer.Option(help="The most prompt tokens run between two decode steps.")
     ] = 512,
@@ -50,34 +67,33 @@ def serve(
         bool, typer.Option(help="Allow a model folder to bring Python code of its own.")
     ] = False,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_format: Annotated[str, typer.Option(help="text or json.")] = "text",
 ) -> None:
     """Serve a model over HTTP."""
     import asyncio
-    import logging
 
-    import msgspec
-
+    from millrace import logs
     from millrace.cli.progress import reporter
-    from millrace.errors import SetupError
+    from millrace.cli.values import bytes_of, one_of
     from millrace.models.resolve import resolve
 
-    logging.basicConfig(
-        level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    log_level = one_of("--log-level", log_level, ("debug", "info", "warning", "error"))
+    form: LogFormat = one_of("--log-format", log_format, get_args(LogFormat))
+    logs.setup(log_level, form)
     with reporter() as progress:
         found = resolve(model, progress=progress)
-    try:
-        weights_ = msgspec.convert(weights, Weights)
-    except msgspec.ValidationError as error:
-        raise SetupError("--weights must be auto, keep, bf16 or f32.") from error
     config = ServeConfig(
         engine=EngineConfig(
             model=str(found.path),
             name=name or found.name,
-            weights=weights_,
+            weights=one_of("--weights", weights, get_args(Weights)),
             context=context,
             max_running=max_running,
             prefill_chunk=prefill_chunk,
+            max_stall=max_stall,
+            kv_memory=bytes_of("--kv-memory", kv_memory),
+            log_level=log_level,
+            log_format=form,
             trust_remote_code=trust_remote_code,
         ),
         host=host,
@@ -85,25 +101,34 @@ def serve(
         max_body=max_body,
         keep_alive=keep_alive,
         drain_timeout=drain_timeout,
-        log_level=log_level,
+        max_queue=max_queue,
     )
     asyncio.run(_serve(config))
 
 
 async def _serve(config: ServeConfig) -> None:
     from millrace.serving.listening import bind
+    from millrace.serving.metrics import Metrics
     from millrace.serving.opening import Workplace, open_model
 
     listener = bind(config.host, config.port)
     workplace = Workplace()
     try:
-        model = open_model(config.engine, workplace.launcher(config.engine), idle=config.keep_alive)
+        metrics = Metrics()
+        model = open_model(
+            config.engine,
+            workplace.launcher(config.engine),
+            metrics,
+            idle=config.keep_alive,
+            max_queue=config.max_queue,
+        )
         # The engine is starting in its own process while the web framework is imported here.
         from millrace.api.context import Context
         from millrace.api.server import serve
         from millrace.serving.registry import Registry
 
-        context = Context(Registry([model], {config.engine.model: model.name}), config)
+        registry = Registry([model], {config.engine.model: model.name})
+        context = Context(registry, config, metrics)
         address = listener.getsockname()
         await serve(context, listener, lambda: _welcome(model.name, address))
     finally:

@@ -6,7 +6,6 @@ went, and the engine ends too.
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
@@ -14,6 +13,7 @@ import threading
 
 import msgspec
 
+from millrace import logs
 from millrace.config import EngineConfig
 from millrace.engine.build import build
 from millrace.engine.link import SocketLink
@@ -26,7 +26,7 @@ EXIT_CANNOT_START = 3
 def main() -> None:
     address, raw = sys.argv[1:3]
     config = msgspec.json.decode(raw, type=EngineConfig)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    logs.setup(config.log_level, config.log_format)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_front, daemon=True).start()
     link = SocketLink(address)

@@ -94,7 +94,11 @@ def stack(tables: list[tuple[Ids, Values, Values]]) -> tuple[Ids, Values, Values
     """Tables of different lengths as rectangles; a short row repeats its first entry."""
     width = max(len(ids) for ids, _, _ in tables)
     shape = (len(tables), width)
-    ids, factor, shift = np.empty(shape, np.int32), np.empty(shape, np.float32), np.empty(shape, np.float32)
+    ids, factor, shift = (
+        np.empty(shape, np.int32),
+        np.empty(shape, np.float32),
+        np.empty(shape, np.float32),
+    )
     for row, (i, f, s) in enumerate(tables):
         n = len(i)
         ids[row, :n], factor[row, :n], shift[row, :n] = i, f, s

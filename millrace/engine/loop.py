@@ -64,7 +64,7 @@ class Engine:
 
     @property
     def kv_bytes(self) -> int:
-        held = sum(c.nbytes for job in self._scheduler.tasks() for c in job.caches)
+        held: int = sum(c.nbytes for job in self._scheduler.tasks() for c in job.caches)
         return self._batch.nbytes + held
 
     def turn(self) -> None:

@@ -7,7 +7,7 @@ next token. A pre-empted row comes back the same way, with the state it had if t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
@@ -48,6 +48,11 @@ class Job:
     @property
     def width(self) -> int:
         return len(self.rows)
+
+    def narrow(self) -> Self:
+        rest = type(self)(self.request, self.rows[1:], self.tokens, self.arrived)
+        self.rows = self.rows[:1]
+        return rest
 
     @property
     def wants_logprobs(self) -> bool:

@@ -124,9 +124,7 @@ def _greedy(row: Row) -> bool:
 
 
 def _edited(logits: mx.array, rows: list[tuple[int, Row]]) -> mx.array:
-    tables = [
-        (i, r.edits.table(r.made)) for i, r in rows if r.edits and r.edits.active(r.made)
-    ]
+    tables = [(i, r.edits.table(r.made)) for i, r in rows if r.edits and r.edits.active(r.made)]
     if not tables:
         return logits
     at = mx.array([i for i, _ in tables], mx.int32)[:, None]

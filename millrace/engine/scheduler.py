@@ -9,7 +9,7 @@ free row and memory for it; when running rows outgrow the memory, the least of t
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
 from millrace.engine.memory import Budget
 from millrace.engine.pace import Pace
@@ -21,8 +21,10 @@ PRIORITY_SECONDS = 30.0
 class Task(Protocol):
     """A prompt on its way into the batch."""
 
-    arrived: float
-    priority: int
+    @property
+    def arrived(self) -> float: ...
+    @property
+    def priority(self) -> int: ...
 
     @property
     def left(self) -> int:
@@ -35,6 +37,9 @@ class Task(Protocol):
     @property
     def width(self) -> int:
         """Rows it becomes."""
+
+    def narrow(self) -> Self:
+        """Keep one row; the others become a task of their own."""
 
 
 class Runner(Protocol):
@@ -94,8 +99,7 @@ class Scheduler(Generic[T]):
         """
         while (task := self._first(running)) is not None:
             if task in self._waiting:
-                self._waiting.remove(task)
-                self._started.append(task)
+                self._start(task, running)
             count = self._pace.chunk(task.left, bool(running)) if task.left else 0
             if count == task.left:
                 self._started.remove(task)
@@ -107,13 +111,18 @@ class Scheduler(Generic[T]):
     def victims(self, rows: Sequence[R], lengths: Sequence[int]) -> list[int]:
         """Which rows must leave so that the next step fits the memory; the last one may stay."""
         held = self._held()
-        kept = sorted(
-            range(len(rows)), key=lambda i: (-rows[i].priority, rows[i].arrived)
-        )
+        kept = sorted(range(len(rows)), key=lambda i: (-rows[i].priority, rows[i].arrived))
         gone: list[int] = []
         while len(kept) > 1 and not self._budget.fits([lengths[i] + 1 for i in kept], held):
             gone.append(kept.pop())
         return gone
+
+    def _start(self, task: T, running: Sequence[int]) -> None:
+        self._waiting.remove(task)
+        self._started.append(task)
+        if task.width > 1 and not self._fits_beside(task, running):
+            # It came alone and is still too wide: its rows take turns.
+            self._waiting.append(task.narrow())
 
     def _first(self, running: Sequence[int]) -> T | None:
         startable = (t for t in self._waiting if self._may_start(t, running))
@@ -130,8 +139,11 @@ class Scheduler(Generic[T]):
             return True
         if rows + task.width > self._max_running:
             return False
-        lengths = [*running, *_lengths(coming), *_lengths([task])]
-        return self._budget.fits([n + 1 for n in lengths], 0)
+        return self._fits_beside(task, running)
+
+    def _fits_beside(self, task: T, running: Sequence[int]) -> bool:
+        coming = {*self._started, *self._ready, task}
+        return self._budget.fits([n + 1 for n in (*running, *_lengths(coming))], 0)
 
     def _held(self) -> int:
         """Bytes of prompts outside the batch."""

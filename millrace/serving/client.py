@@ -10,9 +10,19 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
-from millrace.errors import EngineUnavailable, MillraceError, ModelError, from_code
+from millrace.errors import (
+    BadRequest,
+    Cancelled,
+    DeadlineExceeded,
+    EngineUnavailable,
+    MillraceError,
+    ModelError,
+    from_code,
+)
 from millrace.protocol import (
     Abort,
     AbortChoice,
@@ -23,8 +33,10 @@ from millrace.protocol import (
     Step,
     Submit,
 )
+from millrace.serving.admission import Admission
 from millrace.serving.connection import Connection, EngineGone
-from millrace.serving.live import Live
+from millrace.serving.live import Live, Outcome
+from millrace.serving.metrics import ModelMetrics
 
 log = logging.getLogger("millrace.serving")
 
@@ -42,8 +54,17 @@ class State(enum.StrEnum):
 
 
 class EngineClient:
-    def __init__(self, launch: Callable[[], Awaitable[Connection]], *, idle: float = 5.0) -> None:
+    def __init__(
+        self,
+        launch: Callable[[], Awaitable[Connection]],
+        admission: Admission,
+        metrics: ModelMetrics,
+        *,
+        idle: float = 5.0,
+    ) -> None:
         self._launch = launch
+        self._admission = admission
+        self._metrics = metrics
         self._idle = idle
         self._connection: Connection | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -78,34 +99,72 @@ class EngineClient:
             await self._connection.close(grace)
             self._connection = None
 
-    def submit(self, request: Submit) -> Live:
+    def submit(self, request: Submit, *, endpoint: str = "", timeout: float | None = None) -> Live:
+        """Take a request, or raise why not: too much load, an id in use, no engine to be had."""
         if self.state in (State.FAILED, State.STOPPED):
             raise self.failure or EngineUnavailable("The engine has stopped.")
-        live = Live(request, self._abandon, self._idle)
+        if request.id in self.live:
+            raise BadRequest(f"A request with the id '{request.id}' is running.", param="id")
+        present = sum(len(r.open) for r in self.live.values())
+        self._admission.check(present, len(request.choices))
+        live = Live(request, self._abandon, idle=self._idle, endpoint=endpoint)
         self.live[live.id] = live
+        self._metrics.arrived(live)
+        if timeout is not None:
+            live.timer = asyncio.get_running_loop().call_later(timeout, self._expire, live, timeout)
         self._hand_over()
+        self._count_queue()
         return live
 
     def finish_choice(self, live: Live, choice: int) -> None:
         """The front has all it wants of a choice: free its row."""
-        live.close_choice(choice)
+        live.open.discard(choice)
         if live.running and self._connection:
             self._connection.send(AbortChoice(live.id, choice))
         self._settle(live)
 
+    def cancel(self, id: str) -> bool:
+        """End a request, or all parts of a group, with an error event; False if there is none."""
+        found = [r for r in self.live.values() if r.id == id or r.id.startswith(f"{id}#")]
+        for live in found:
+            self._end(live, "cancelled", Cancelled("The request was cancelled."))
+        return bool(found)
+
     def fail_all(self, error: MillraceError) -> None:
         for live in list(self.live.values()):
-            live.fail(error)
-        self.live.clear()
+            self._end(live, "error", error)
+
+    def _expire(self, live: Live, timeout: float) -> None:
+        if self.live.get(live.id) is live:
+            text = f"The request was not finished within its timeout of {timeout:g} seconds."
+            self._end(live, "timeout", DeadlineExceeded(text))
 
     def _abandon(self, live: Live) -> None:
-        if self.live.get(live.id) is not live:
-            return
+        if self.live.get(live.id) is live:
+            self._end(live, "disconnected", None)
+
+    def _end(self, live: Live, outcome: Outcome, error: MillraceError | None) -> None:
+        """Let go of a request: here, in the engine, and in the books."""
         del self.live[live.id]
-        live.open.clear()
-        if live.running and self._connection and self.state is State.READY:
+        live.outcome = outcome
+        if error is not None:
+            live.fail(error)
+        if outcome not in ("ok", "error") and live.running and self._connection:
             self._connection.send(Abort(live.id))
+        live.open.clear()
+        if live.timer is not None:
+            live.timer.cancel()
+        seconds = time.monotonic() - live.arrived
+        self._admission.saw(seconds)
+        self._metrics.ended(live, seconds)
+        self._count_queue()
+        log.info("request ended", extra={"fields": _summary(live, seconds)})
         self._hand_over()
+
+    def _count_queue(self) -> None:
+        self._metrics.queue(sum(r.first_token is None for r in self.live.values()))
+        if not self.live:
+            self._metrics.idle()
 
     def _hand_over(self) -> None:
         """Give the engine all requests it may have now."""
@@ -121,9 +180,7 @@ class EngineClient:
 
     def _settle(self, live: Live) -> None:
         if not live.open and self.live.get(live.id) is live:
-            del self.live[live.id]
-            if _suspect(live):
-                self._hand_over()
+            self._end(live, "ok", None)
 
     async def _keep(self) -> None:
         failed_starts = 0
@@ -158,6 +215,7 @@ class EngineClient:
         """An engine has died: say so, and decide who goes on."""
         self.state = State.RESTARTING
         self.restarts += 1
+        self._metrics.restarted()
         log.error(
             "the engine is gone (%s); starting it again, %d requests go on", gone, len(self.live)
         )
@@ -166,26 +224,17 @@ class EngineClient:
                 continue
             live.running = False
             live.deaths += 1
-            live.resumes += 1
             if live.deaths >= DEATHS_PER_REQUEST:
-                del self.live[live.id]
-                live.fail(
-                    EngineUnavailable(
-                        f"The engine died {live.deaths} times while it ran this request; "
-                        f"the last time, {gone}."
-                    )
+                text = (
+                    f"The engine died {live.deaths} times while it ran this request; "
+                    f"the last time, {gone}."
                 )
+                self._end(live, "error", EngineUnavailable(text))
 
     def _dispatch(self, message: FromEngine) -> None:
         match message:
-            case Step(rows=rows, prefilled=prefilled):
-                for done in prefilled:
-                    if live := self.live.get(done.id):
-                        live.progress(done)
-                for row in rows:
-                    if live := self.live.get(row.id):
-                        live.take(row)
-                        self._settle(live)
+            case Step():
+                self._stepped(message)
             case Ready():
                 self.ready = message
                 self.state = State.READY
@@ -196,8 +245,41 @@ class EngineClient:
             case Failed(code=code, message=text, id=None):
                 self.failure = ModelError(text) if code == "model_error" else from_code(code, text)
             case Failed(code=code, message=text, id=str(id)):
-                if live := self.live.pop(id, None):
-                    live.fail(from_code(code, text))
+                if live := self.live.get(id):
+                    self._end(live, "error", from_code(code, text))
+
+    def _stepped(self, step: Step) -> None:
+        self._metrics.stepped(step)
+        for done in step.prefilled:
+            if live := self.live.get(done.id):
+                self._metrics.prefilled(live.progress(done))
+        for scores in step.prompt_logprobs:
+            if live := self.live.get(scores.id):
+                live.scores(scores)
+        for row in step.rows:
+            if live := self.live.get(row.id):
+                first, before = live.first_token is None, live.last_token
+                live.take(row)
+                if first:
+                    self._metrics.first_token(live)
+                    self._count_queue()
+                self._metrics.token(None if first else live.last_token - before, len(row.tokens))
+                self._settle(live)
+
+
+def _summary(live: Live, seconds: float) -> dict[str, Any]:
+    first = live.first_token
+    return {
+        "id": live.id,
+        "endpoint": live.endpoint,
+        "outcome": live.outcome,
+        "prompt_tokens": len(live.submit.prompt),
+        "cached_tokens": live.cached,
+        "made_tokens": live.tokens_made,
+        "ttft": round(first - live.arrived, 3) if first else None,
+        "seconds": round(seconds, 3),
+        "deaths": live.deaths,
+    }
 
 
 def _suspect(live: Live) -> bool:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
+from millrace.protocol import TokenLogprob
 from millrace.text.deltas import (
     Content,
     Delta,
     Event,
     Finish,
     Idle,
+    PromptScores,
     Reasoning,
     ToolCallArguments,
     ToolCallStart,
@@ -33,8 +35,12 @@ class Answer:
     reasoning: str = ""
     calls: list[ToolCall] = field(default_factory=list)
     finish: Finish | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt: list[TokenLogprob] = field(default_factory=list)
+    """Scores of the prompt's tokens, where asked for."""
 
     def add(self, delta: Delta) -> None:
+        self.logprobs += delta.logprobs
         match delta.piece:
             case Content(text=text):
                 self.content += text
@@ -55,6 +61,8 @@ async def fold(events: AsyncIterator[Event], n: int) -> tuple[list[Answer], Usag
         match event:
             case Delta(choice=choice):
                 answers[choice].add(event)
+            case PromptScores(first_choice=first, items=items):
+                answers[first].prompt = items
             case Usage():
                 usage = event
             case Idle():

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 from millrace.serving.model import Running, ServedModel
 from millrace.serving.request import Request
-from millrace.text.deltas import Delta, Event, Idle, Usage
+from millrace.text.deltas import Delta, Event, Idle, PromptScores, Usage
 
 
 class Group:
@@ -54,7 +54,9 @@ async def _forward(
     try:
         async for event in member.events():
             if isinstance(event, Delta):
-                event = Delta(first + event.choice, event.piece, event.tokens)
+                event = Delta(first + event.choice, event.piece, event.logprobs)
+            elif isinstance(event, PromptScores):
+                event = PromptScores(first, event.items)
             queue.put_nowait(event)
         queue.put_nowait(None)
     except Exception as error:
@@ -77,6 +79,6 @@ async def _merge(
                 completion += item.completion
                 cached += item.cached
                 reasoning += item.reasoning
-            case Delta() | Idle():
+            case Delta() | PromptScores() | Idle():
                 yield item
     yield Usage(prompt, completion, cached, reasoning)

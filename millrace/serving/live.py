@@ -10,16 +10,23 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Literal
 
+import msgspec
+
 from millrace.errors import MillraceError
-from millrace.protocol import Choice, Prefilled, RowTokens, Submit
+from millrace.protocol import Choice, Prefilled, PromptLogprobs, RowTokens, Submit
 from millrace.text.deltas import Idle
 
 Phase = Literal["queued", "prefill", "decode"]
+Outcome = Literal["running", "ok", "cancelled", "timeout", "error", "disconnected"]
+Item = RowTokens | PromptLogprobs
 
 
 class Live:
-    def __init__(self, submit: Submit, abandon: Callable[[Live], None], idle: float) -> None:
+    def __init__(
+        self, submit: Submit, abandon: Callable[[Live], None], *, idle: float, endpoint: str = ""
+    ) -> None:
         self.submit = submit
+        self.endpoint = endpoint
         self.made: dict[int, list[int]] = {c.index: list(c.made) for c in submit.choices}
         self.open = set(self.made)
         """The choices that have not finished."""
@@ -29,10 +36,13 @@ class Live:
         """Engines that ended while they ran this request."""
         self.running = False
         """Handed to the engine that is up now."""
+        self.outcome: Outcome = "running"
         self.arrived = time.monotonic()
         self.first_token: float | None = None
-        self.resumes = 0
-        self._queue: asyncio.Queue[RowTokens | MillraceError] = asyncio.Queue()
+        self.last_token = 0.0
+        self.timer: asyncio.TimerHandle | None = None
+        self._scored = False
+        self._queue: asyncio.Queue[Item | MillraceError] = asyncio.Queue()
         self._abandon = abandon
         self._idle = idle
 
@@ -57,42 +67,40 @@ class Live:
             for c in self.submit.choices
             if c.index in self.open
         ]
-        first = self.submit
-        return Submit(
-            id=first.id,
-            prompt=first.prompt,
-            choices=choices,
-            max_tokens=first.max_tokens,
-            sampling=first.sampling,
-            stop_ids=first.stop_ids,
-        )
+        return msgspec.structs.replace(self.submit, choices=choices)
 
-    def progress(self, step: Prefilled) -> None:
+    def progress(self, step: Prefilled) -> int:
+        """Note how far the prompt is; returns the tokens that were run for it since the last."""
+        run = max(0, step.done - max(self.prefilled, step.cached))
         self.prefilled = step.done
         self.cached = max(self.cached, step.cached)
+        return run
 
     def take(self, row: RowTokens) -> None:
         if row.choice not in self.open:
             return
+        self.last_token = time.monotonic()
         if self.first_token is None:
-            self.first_token = time.monotonic()
+            self.first_token = self.last_token
         self.made[row.choice] += row.tokens
         if row.finish is not None:
             self.open.discard(row.choice)
         self._queue.put_nowait(row)
 
+    def scores(self, prompt: PromptLogprobs) -> None:
+        if not self._scored:
+            self._scored = True
+            self._queue.put_nowait(prompt)
+
     def fail(self, error: MillraceError) -> None:
         self.open.clear()
         self._queue.put_nowait(error)
-
-    def close_choice(self, choice: int) -> None:
-        self.open.discard(choice)
 
     def close(self) -> None:
         """Nobody listens any more."""
         self._abandon(self)
 
-    async def rows(self) -> AsyncIterator[RowTokens | Idle]:
+    async def items(self) -> AsyncIterator[Item | Idle]:
         """The answer as it is made, until every choice is finished; raises what went wrong."""
         while self.open or not self._queue.empty():
             try:

@@ -11,11 +11,11 @@ from typing import Any
 
 from millrace.engine.rng import derive
 from millrace.errors import BadRequest, ContextLengthExceeded
-from millrace.protocol import Choice, Submit
+from millrace.protocol import Choice, PromptLogprobs, RowTokens, Submit
 from millrace.serving.client import EngineClient
 from millrace.serving.live import Live
 from millrace.serving.request import Request
-from millrace.text.deltas import Delta, Event, Finish, Idle, Usage
+from millrace.text.deltas import Delta, Event, Idle, PromptScores, Usage
 from millrace.text.pipeline import ChoicePipeline
 from millrace.text.template import ChatTemplate
 from millrace.text.tokenizer import Tokenizer
@@ -69,13 +69,17 @@ class ServedModel:
     def run(self, request: Request) -> Running:
         """Hand the request to the engine; raises at once what is wrong with it."""
         seed = secrets.randbits(63) if request.seed is None else request.seed
+        ends = frozenset() if request.ignore_eos else self.tokenizer.eos_ids
         submit = Submit(
             id=request.id,
             prompt=request.prompt,
             choices=[Choice(k, derive(seed, k) if k else seed) for k in range(request.n)],
             max_tokens=self.budget(request),
             sampling=request.sampling,
-            stop_ids=sorted(self.tokenizer.eos_ids | set(request.stop_token_ids)),
+            stop_ids=sorted(ends | set(request.stop_token_ids)),
+            priority=request.priority,
+            logprobs=request.logprobs,
+            prompt_logprobs=request.prompt_logprobs,
         )
         pipelines = [
             ChoicePipeline(
@@ -85,7 +89,8 @@ class ServedModel:
             )
             for _ in submit.choices
         ]
-        return Running(self.client.submit(submit), pipelines)
+        live = self.client.submit(submit, endpoint=request.endpoint, timeout=request.timeout)
+        return Running(live, pipelines)
 
 
 class Running:
@@ -104,11 +109,13 @@ class Running:
 
     async def events(self) -> AsyncIterator[Event]:
         live = self._live
-        async for row in live.rows():
-            if isinstance(row, Idle):
-                yield row
-                continue
-            for piece in self._pipelines[row.choice].feed(row.tokens, row.finish):
-                tokens = 0 if isinstance(piece, Finish) else len(row.tokens)
-                yield Delta(row.choice, piece, tokens)
+        async for item in live.items():
+            match item:
+                case RowTokens():
+                    for piece, logprobs in self._pipelines[item.choice].feed(item):
+                        yield Delta(item.choice, piece, logprobs)
+                case PromptLogprobs(items=items):
+                    yield PromptScores(0, items)
+                case Idle():
+                    yield item
         yield Usage(prompt=len(live.submit.prompt), completion=live.tokens_made, cached=live.cached)

@@ -10,8 +10,10 @@ from pathlib import Path
 
 from millrace.config import EngineConfig
 from millrace.models.window import read_config, window_of
+from millrace.serving.admission import Admission
 from millrace.serving.client import EngineClient
 from millrace.serving.connection import Connection, ProcessConnection
+from millrace.serving.metrics import Metrics
 from millrace.serving.model import ServedModel
 from millrace.text.tokenizer import Tokenizer
 
@@ -36,10 +38,16 @@ class Workplace:
 
 
 def open_model(
-    config: EngineConfig, launch: Callable[[], Awaitable[Connection]], *, idle: float
+    config: EngineConfig,
+    launch: Callable[[], Awaitable[Connection]],
+    metrics: Metrics,
+    *,
+    idle: float,
+    max_queue: int,
 ) -> ServedModel:
     """Start the engine first, since it takes longest, and read the text side meanwhile."""
     window = window_of(read_config(Path(config.model)), config.context)
-    client = EngineClient(launch, idle=idle)
+    admission = Admission(config.max_running, max_queue)
+    client = EngineClient(launch, admission, metrics.of(config.name), idle=idle)
     client.start()
     return ServedModel(config.name, Tokenizer(Path(config.model)), client, window)

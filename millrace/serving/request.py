@@ -16,4 +16,13 @@ class Request(msgspec.Struct, kw_only=True):
     max_tokens: int | None = None
     """None takes what the context window leaves."""
     stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    """How many alternatives beside each token's own logprob; None asks for none."""
+    prompt_logprobs: int | None = None
+    priority: int = 0
+    timeout: float | None = None
+    """Seconds until the request ends with an error, finished or not."""
+    endpoint: str = ""
+    """Where it came from, for the metrics."""
     skip_special_tokens: bool = True

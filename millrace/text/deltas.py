@@ -10,6 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from millrace.protocol import TokenLogprob
+
 
 class Content(msgspec.Struct, frozen=True, tag="content"):
     text: str
@@ -49,8 +51,15 @@ class Delta(msgspec.Struct, frozen=True):
 
     choice: int
     piece: Piece | Finish
-    tokens: int = 0
-    """How many tokens this piece came from; pieces held back for a while carry several."""
+    logprobs: list[TokenLogprob] = []
+    """Of the tokens that this piece completes, where the request asked for them."""
+
+
+class PromptScores(msgspec.Struct, frozen=True, tag="prompt_scores"):
+    """The logprobs of the prompt's tokens from the second on; before any delta of its choices."""
+
+    first_choice: int
+    items: list[TokenLogprob]
 
 
 class Usage(msgspec.Struct, frozen=True, tag="usage"):
@@ -66,4 +75,4 @@ class Idle(msgspec.Struct, frozen=True, tag="idle"):
     """Nothing came for a while, and the request is alive: a prompt is being run, or is waiting."""
 
 
-Event = Delta | Usage | Idle
+Event = Delta | PromptScores | Usage | Idle

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
-from millrace.protocol import FinishReason
+from millrace.protocol import RowTokens, TokenLogprob
 from millrace.text.deltas import Content, Finish, Piece
 from millrace.text.detokenizer import Detokenizer
 from millrace.text.vocabulary import Vocabulary
@@ -20,15 +21,22 @@ class ChoicePipeline:
     ) -> None:
         self._detokenizer = Detokenizer(vocabulary, skip_special=skip_special)
         self._wanted_stops = frozenset(stop_token_ids)
+        self._logprobs: list[TokenLogprob] = []
 
-    def feed(self, tokens: Sequence[int], finish: FinishReason | None) -> Iterator[Piece | Finish]:
+    def feed(self, row: RowTokens) -> Iterator[tuple[Piece | Finish, list[TokenLogprob]]]:
         """The pieces that these tokens complete. A token that stops the row is not text."""
-        ending = tokens[-1] if finish == "stop" else None
-        text = "".join(
-            self._detokenizer.feed(t) for t in (tokens if ending is None else tokens[:-1])
-        )
+        ending = row.tokens[-1] if row.finish == "stop" else None
+        count = len(row.tokens) - (ending is not None)
+        text = "".join(self._detokenizer.feed(t) for t in row.tokens[:count])
+        # Logprobs of tokens that complete no character yet wait for the piece that does.
+        self._logprobs += row.logprobs[:count]
         if text:
-            yield Content(text)
-        if finish is not None:
+            yield Content(text), self._take_logprobs()
+        if row.finish is not None:
             matched = ending if ending in self._wanted_stops else None
-            yield Finish("length" if finish == "length" else "stop", matched)
+            reason: Literal["length", "stop"] = "length" if row.finish == "length" else "stop"
+            yield Finish(reason, matched), self._take_logprobs()
+
+    def _take_logprobs(self) -> list[TokenLogprob]:
+        taken, self._logprobs = self._logprobs, []
+        return taken

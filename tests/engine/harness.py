@@ -15,7 +15,7 @@ from millrace.engine.measure import cost_of
 from millrace.engine.memory import Budget, Cost
 from millrace.engine.pivot import HostPivots, PivotFinder
 from millrace.engine.sampler import Sampler
-from millrace.protocol import Failed, FromEngine, Step, Submit, TokenLogprob, ToEngine
+from millrace.protocol import Failed, FromEngine, Step, Submit, ToEngine, TokenLogprob
 
 Key = tuple[str, int]
 

@@ -59,7 +59,9 @@ def test_generated_and_prompt_tokens(model: Any) -> None:
 
 def test_rows_that_did_not_ask_get_none(model: Any) -> None:
     bench = Bench(model)
-    bench.run([Submit("a", [1, 2], [Choice(0, 0)], 4), Submit("b", [1], [Choice(0, 0)], 4, logprobs=1)])
+    bench.run(
+        [Submit("a", [1, 2], [Choice(0, 0)], 4), Submit("b", [1], [Choice(0, 0)], 4, logprobs=1)]
+    )
     assert bench.logprobs["a", 0] == []
     assert len(bench.logprobs["b", 0]) == 4
     assert bench.prompt_logprobs == {}

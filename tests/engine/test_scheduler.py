@@ -31,6 +31,12 @@ class Prompt:
     def length(self) -> int:
         return self.size + 1
 
+    def narrow(self) -> Prompt:
+        rest = Prompt(self.arrived, self.size, self.priority, self.width - 1, self.output)
+        rest.name = self.name
+        self.width = 1
+        return rest
+
 
 @dataclass(eq=False)
 class Stream:
@@ -119,11 +125,12 @@ def test_everyone_finishes_once_and_the_budget_holds(
     tasks: list[Prompt], rows: int, limit: int
 ) -> None:
     world = World(rows=rows, limit=limit)
+    asked = [(p.name, p.width) for p in tasks]
     for task in tasks:
         world.scheduler.add(task)
     world.run()
     assert sorted(p.name for p in world.finished) == sorted(
-        p.name for p in tasks for _ in range(p.width)
+        name for name, width in asked for _ in range(width)
     )
 
 
@@ -170,7 +177,7 @@ def test_the_lowest_priority_gives_way_and_then_the_youngest() -> None:
         for arrived, priority in ((0.0, 0), (1.0, 1), (2.0, 0), (3.0, 1))
     ]
     assert world.scheduler.victims(rows, [300] * 4) == [2]
-    assert world.scheduler.victims(rows, [700] * 4) == [2, 0, 3]
+    assert world.scheduler.victims(rows, [800] * 4) == [2, 0, 3]
     assert world.scheduler.victims(rows[:1], [100_000]) == []
 
 

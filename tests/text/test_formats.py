@@ -263,7 +263,9 @@ def test_arguments_as_json_inside_a_string() -> None:
 
 
 def test_sloppy_json_comes_out_strict() -> None:
-    body = '{"name": "get_weather", "arguments": {"city": "a\nb\\d", "hourly": True, "tags": ["x",],}}'
+    body = (
+        '{"name": "get_weather", "arguments": {"city": "a\nb\\d", "hourly": True, "tags": ["x",],}}'
+    )
     answer = fold(read(by_name("hermes"), list(f"<tool_call>{body}</tool_call>")))
     assert answer.calls == [("get_weather", {"city": "a\nb\\d", "hourly": True, "tags": ["x"]})]
 
@@ -276,9 +278,9 @@ def test_both_forms_of_mistral() -> None:
         "[TOOL_CALLS]ping{}",
     ):
         assert fold(read(by_name("mistral"), list(text))).calls == [("ping", {})]
-    assert fold(read(by_name("mistral"), [text.replace("ping{", "ping[CALL_ID]abcdefghi[ARGS]{")])).ids == [
-        "abcdefghi"
-    ]
+    assert fold(
+        read(by_name("mistral"), [text.replace("ping{", "ping[CALL_ID]abcdefghi[ARGS]{")])
+    ).ids == ["abcdefghi"]
 
 
 def test_kimi_keeps_its_own_ids() -> None:
@@ -293,7 +295,12 @@ def test_bare_json_is_a_call_only_of_an_offered_tool() -> None:
     call = '{"name": "get_weather", "parameters": {"city": "Bern"}}'
     assert fold(read(LLAMA, list(call))).calls == [("get_weather", {"city": "Bern"})]
     assert fold(read(LLAMA, list(f"{call}; {call}"))).names == ["get_weather"] * 2
-    for other in ('{"name": "Ann", "parameters": {}}', '{"name": "get_weather"}', '{"a": 1}', "{ x }"):
+    for other in (
+        '{"name": "Ann", "parameters": {}}',
+        '{"name": "get_weather"}',
+        '{"a": 1}',
+        "{ x }",
+    ):
         answer = fold(read(LLAMA, list(other)))
         assert (answer.names, answer.content) == ([], other)
     assert fold(read(LLAMA, list(call), None)).content == call
@@ -335,7 +342,14 @@ def test_types_come_from_the_schema() -> None:
     )
     defs = {**tool.parameters, "$defs": {"names": {"type": "array"}}}
     tool = type(tool)("f", defs)
-    values = {"text": "12", "whole": "3.0", "maybe": "null", "either": "x1", "listed": "['a']", "free": "tr"}
+    values = {
+        "text": "12",
+        "whole": "3.0",
+        "maybe": "null",
+        "either": "x1",
+        "listed": "['a']",
+        "free": "tr",
+    }
     body = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
     text = f"<tool_call>\n<function=f>\n{body}</function>\n</tool_call>"
     (call,) = fold(read(by_name("qwen3-coder"), list(text), [tool])).calls
@@ -359,7 +373,7 @@ def test_names_and_overrides() -> None:
 
 def test_detection_without_the_real_templates() -> None:
     assert detect("{{ messages }}").name == "plain"
-    assert detect("<tool_call>\n{\"name\"").name == "hermes"
+    assert detect('<tool_call>\n{"name"').name == "hermes"
     assert detect("<tool_call><function=x><parameter=y>").name == "qwen3-coder"
     assert detect("<tool_call>x<arg_key>").name == "glm"
     assert detect("", {"<tool_call>", "<think>", "</think>"}).thought == thought_by_name("think")

@@ -14,7 +14,20 @@ from millrace.text.formats import by_name
 
 HARMONY = by_name("harmony")
 PROMPT = "<|start|>user<|message|>hi<|end|><|start|>assistant"
-WORDS = ["yes", "no,", "Zürich", "雪", "😀", "<b>", "a|b", "{", '"q"', "\n", "to=functions.x", "5 < 6"]
+WORDS = [
+    "yes",
+    "no,",
+    "Zürich",
+    "雪",
+    "😀",
+    "<b>",
+    "a|b",
+    "{",
+    '"q"',
+    "\n",
+    "to=functions.x",
+    "5 < 6",
+]
 
 
 def test_channels_without_the_oracle() -> None:
@@ -33,7 +46,7 @@ def test_channels_without_the_oracle() -> None:
 
 
 def test_recipient_before_the_channel() -> None:
-    text = ' to=functions.ping<|channel|>commentary json<|message|>{}<|call|>'
+    text = " to=functions.ping<|channel|>commentary json<|message|>{}<|call|>"
     assert fold(read(HARMONY, [text], prompt=PROMPT)).calls == [("ping", {})]
 
 
@@ -82,9 +95,7 @@ def generated(rng: random.Random, harmony: Any) -> list[Any]:
         arguments = json.dumps({"city": sentence(rng), "count": rng.randint(-5, 5)})
         message = harmony.Message.from_role_and_content(harmony.Role.ASSISTANT, arguments)
         name = rng.choice(["get_weather", "ping", "other.tool"])
-        message = message.with_recipient(f"functions.{name}").with_content_type(
-            "<|constrain|>json"
-        )
+        message = message.with_recipient(f"functions.{name}").with_content_type("<|constrain|>json")
         found.append(message.with_channel("analysis" if kind == "analysis-call" else "commentary"))
     return found
 

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from millrace.api.answer import as_json
 from millrace.api.context import context_of
+from millrace.errors import NotFound
 from millrace.serving.client import State
 from millrace.serving.live import Live
 from millrace.serving.model import ServedModel
@@ -36,6 +37,21 @@ async def health(http: HttpRequest) -> Response:
 _WORST_FIRST = (State.FAILED, State.STOPPED, State.STARTING, State.RESTARTING)
 
 
+@router.get("/metrics")
+async def metrics(http: HttpRequest) -> Response:
+    text = context_of(http).metrics.text()
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@router.post("/v1/requests/{id}/cancel")
+@router.delete("/v1/requests/{id}")
+async def cancel(http: HttpRequest, id: str) -> Response:
+    models = context_of(http).registry.all()
+    if not any(m.client.cancel(id) for m in models):
+        raise NotFound(f"No request with the id '{id}' is running.", param="id")
+    return as_json({"id": id, "cancelled": True})
+
+
 @router.get("/v1/status")
 async def status(http: HttpRequest) -> Response:
     models = context_of(http).registry.all()
@@ -55,6 +71,8 @@ def _model(model: ServedModel) -> dict[str, Any]:
         "dtype": ready.dtype if ready else None,
         "weight_bytes": ready.weight_bytes if ready else None,
         "load_seconds": ready.load_seconds if ready else None,
+        "kv_budget": ready.kv_budget if ready else None,
+        "kv_bytes_per_token": ready.kv_bytes_per_token if ready else None,
         "requests": [_request(r) for r in client.live.values()],
     }
 
@@ -77,5 +95,7 @@ def _request(live: Live) -> dict[str, Any]:
         "tokens_per_second": (
             round((made - 1) / (now - first), 2) if first and made > 1 and now > first else None
         ),
-        "resumes": live.resumes,
+        "resumes": live.deaths,
+        "priority": live.submit.priority,
+        "endpoint": live.endpoint,
     }

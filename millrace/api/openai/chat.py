@@ -12,14 +12,20 @@ from starlette.responses import Response
 
 from millrace.api.answer import DONE, KEEP_ALIVE, EventStream, as_json, data, whole
 from millrace.api.body import convert, read_object, refuse, unknown
-from millrace.api.context import context_of, fresh_id
+from millrace.api.context import context_of, request_id
 from millrace.api.errors import openai_error
-from millrace.api.openai.common import ignored_header, sampling_of, seed_of, usage_of
+from millrace.api.openai.common import (
+    chat_logprobs,
+    ignored_header,
+    request_of,
+    usage_of,
+    wants_usage,
+)
 from millrace.api.openai.schema import REFUSED_BY_CHAT, ChatRequest, Message, known
 from millrace.errors import BadRequest, Unsupported
+from millrace.protocol import TokenLogprob
 from millrace.serving.fold import Answer, fold
 from millrace.serving.model import Running, ServedModel
-from millrace.serving.request import Request
 from millrace.text.deltas import Content, Delta, Event, Finish, Idle, Usage
 
 router = APIRouter()
@@ -33,26 +39,21 @@ async def chat_completions(http: HttpRequest) -> Response:
     wire = convert(raw, ChatRequest)
     refuse(raw, REFUSED_BY_CHAT)
     model = context.registry.get(wire.model)
-    id = fresh_id("chatcmpl-")
-    request = Request(
-        id=id,
-        prompt=model.chat_prompt([_message(m) for m in wire.messages]),
-        sampling=sampling_of(wire, model),
-        seed=seed_of(wire),
-        n=wire.n or 1,
-        max_tokens=wire.max_completion_tokens or wire.max_tokens,
-        stop_token_ids=wire.stop_token_ids or [],
-        skip_special_tokens=wire.skip_special_tokens,
-    )
+    if wire.top_logprobs and not wire.logprobs:
+        raise BadRequest("top_logprobs needs logprobs: true.", param="top_logprobs")
+    id = request_id(http, "chatcmpl-")
+    request = request_of(id, model.chat_prompt([_message(m) for m in wire.messages]), wire, model)
+    request.max_tokens = wire.max_completion_tokens or wire.max_tokens
+    request.logprobs = (wire.top_logprobs or 0) if wire.logprobs else None
+    request.endpoint = "/v1/chat/completions"
     headers = {"x-request-id": id} | ignored_header(unknown(raw, _KNOWN))
     running = model.run(request)
-    envelope = _Envelope(id, model)
+    envelope = _Envelope(id, model, bool(wire.logprobs))
     if wire.stream:
-        usage = wire.stream_options is not None and wire.stream_options.include_usage
-        chunks = envelope.chunks(running, usage)
+        chunks = envelope.chunks(running, wants_usage(wire))
         return EventStream(chunks, running.close, lambda e: data(openai_error(e)), headers)
-    answers, usage_ = await whole(http, fold(running.events(), running.n), running.close)
-    return as_json(envelope.whole(answers, usage_), headers)
+    answers, usage = await whole(http, fold(running.events(), running.n), running.close)
+    return as_json(envelope.whole(answers, usage), headers)
 
 
 def _message(message: Message) -> dict[str, Any]:
@@ -79,8 +80,13 @@ def _text(message: Message) -> str:
 class _Envelope:
     """The wire objects of one chat answer."""
 
-    def __init__(self, id: str, model: ServedModel) -> None:
+    def __init__(self, id: str, model: ServedModel, logprobs: bool) -> None:
         self._head = {"id": id, "created": int(time.time()), "model": model.name}
+        self._vocabulary = model.tokenizer.vocabulary
+        self._wants_logprobs = logprobs
+
+    def _logprobs(self, items: list[TokenLogprob]) -> dict[str, Any] | None:
+        return chat_logprobs(self._vocabulary, items) if self._wants_logprobs else None
 
     def whole(self, answers: list[Answer], usage: Usage) -> dict[str, Any]:
         return {
@@ -90,7 +96,7 @@ class _Envelope:
                 {
                     "index": i,
                     "message": {"role": "assistant", "content": a.content},
-                    "logprobs": None,
+                    "logprobs": self._logprobs(a.logprobs),
                     "finish_reason": a.finish.reason if a.finish else None,
                     "matched_stop": a.finish.matched if a.finish else None,
                 }
@@ -109,10 +115,10 @@ class _Envelope:
 
     def _translate(self, event: Event, include_usage: bool) -> bytes | None:
         match event:
-            case Delta(choice=choice, piece=Content(text=text)):
-                return self._chunk(choice, {"content": text})
-            case Delta(choice=choice, piece=Finish(reason=reason, matched=matched)):
-                return self._chunk(choice, {}, reason, matched)
+            case Delta(choice=choice, piece=Content(text=text), logprobs=scores):
+                return self._chunk(choice, {"content": text}, scores)
+            case Delta(choice=choice, piece=Finish() as finish, logprobs=scores):
+                return self._chunk(choice, {}, scores, finish)
             case Usage() if include_usage:
                 body = self._head | {"object": "chat.completion.chunk", "choices": []}
                 return data(body | {"usage": usage_of(event)})
@@ -124,15 +130,15 @@ class _Envelope:
         self,
         choice: int,
         delta: dict[str, Any],
-        reason: str | None = None,
-        matched: str | int | None = None,
+        scores: list[TokenLogprob] | None = None,
+        finish: Finish | None = None,
     ) -> bytes:
         body: dict[str, Any] = {
             "index": choice,
             "delta": delta,
-            "logprobs": None,
-            "finish_reason": reason,
+            "logprobs": self._logprobs(scores) if scores else None,
+            "finish_reason": finish.reason if finish else None,
         }
-        if reason is not None:
-            body["matched_stop"] = matched
+        if finish is not None:
+            body["matched_stop"] = finish.matched
         return data(self._head | {"object": "chat.completion.chunk", "choices": [body]})

@@ -1,30 +1,58 @@
-"""What chat and completions do alike: sampling, usage, the answer's envelope."""
+"""What chat and completions do alike: sampling, usage, logprobs on the wire, headers."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from millrace.api.openai.schema import Common
-from millrace.protocol import Sampling
+from millrace.errors import BadRequest
+from millrace.protocol import Sampling, TokenLogprob
 from millrace.serving.model import ServedModel
+from millrace.serving.request import Request
 from millrace.text.deltas import Usage
+from millrace.text.vocabulary import Vocabulary
+
+_PLAIN = tuple(f for f in Sampling.__struct_fields__ if f != "logit_bias")
 
 
-def sampling_of(wire: Common, model: ServedModel) -> Sampling:
-    """The request's sampling over the model's own defaults over the protocol's."""
-    asked = {
-        k: v
-        for k in ("temperature", "top_p", "top_k", "min_p")
-        if (v := getattr(wire, k)) is not None
-    }
+def request_of(id: str, prompt: list[int], wire: Common, model: ServedModel) -> Request:
+    """The part of a Request that both endpoints fill alike."""
+    return Request(
+        id=id,
+        prompt=prompt,
+        sampling=_sampling(wire, model),
+        seed=None if wire.seed is None else wire.seed & ((1 << 63) - 1),
+        n=wire.n or 1,
+        max_tokens=wire.max_tokens,
+        stop_token_ids=wire.stop_token_ids or [],
+        skip_special_tokens=wire.skip_special_tokens,
+        ignore_eos=bool(wire.ignore_eos),
+        priority=wire.priority or 0,
+        timeout=wire.timeout,
+    )
+
+
+def _sampling(wire: Common, model: ServedModel) -> Sampling:
+    """The request's wishes over the model's own defaults over the protocol's."""
+    asked = {k: v for k in _PLAIN if (v := getattr(wire, k)) is not None}
     values: dict[str, Any] = {"temperature": 1.0} | model.defaults | asked
     if values.get("top_k") == -1:
         values["top_k"] = 0
+    if wire.logit_bias:
+        values["logit_bias"] = _bias(wire.logit_bias, len(model.tokenizer.vocabulary))
     return Sampling(**values)
 
 
-def seed_of(wire: Common) -> int | None:
-    return None if wire.seed is None else wire.seed & ((1 << 63) - 1)
+def _bias(wire: dict[str, float], size: int) -> dict[int, float]:
+    for key in wire:
+        if not key.isdecimal() or int(key) >= size:
+            raise BadRequest(
+                f"logit_bias: '{key}' is not a token id of this model (0 to {size - 1}).",
+                param="logit_bias",
+            )
+    return {int(k): v for k, v in wire.items()}
 
 
 def usage_of(usage: Usage) -> dict[str, Any]:
@@ -37,5 +65,81 @@ def usage_of(usage: Usage) -> dict[str, Any]:
     }
 
 
+def wants_usage(wire: Common) -> bool:
+    return wire.stream_options is not None and wire.stream_options.include_usage
+
+
 def ignored_header(names: list[str]) -> dict[str, str]:
     return {"x-millrace-ignored": ", ".join(names)} if names else {}
+
+
+class TokenEntry(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+def token_entry(vocabulary: Vocabulary, token: int, logprob: float) -> TokenEntry:
+    raw = vocabulary.bytes_of(token)
+    return TokenEntry(raw.decode("utf-8", "replace"), logprob, list(raw))
+
+
+def chat_logprobs(vocabulary: Vocabulary, items: list[TokenLogprob]) -> dict[str, Any]:
+    """`choices[].logprobs` as chat has it."""
+    content = []
+    for item in items:
+        entry = msgspec.structs.asdict(token_entry(vocabulary, item.token, item.logprob))
+        entry["top_logprobs"] = [token_entry(vocabulary, t, v) for t, v in item.top]
+        content.append(entry)
+    return {"content": content, "refusal": None}
+
+
+def token_name(vocabulary: Vocabulary, token: int) -> str:
+    """A token as completions name it; one that is no text by itself is told apart by its bytes."""
+    raw = vocabulary.bytes_of(token)
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{b:02x}" for b in raw)
+
+
+class CompletionLogprobs:
+    """`choices[].logprobs` as completions have it; offsets run on over the pieces of a stream."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._offset = 0
+
+    def first(self, token: int) -> dict[str, Any]:
+        """The prompt's first token, which nothing comes before."""
+        name = token_name(self._vocabulary, token)
+        value = {
+            "tokens": [name],
+            "token_logprobs": [None],
+            "top_logprobs": [None],
+            "text_offset": [self._offset],
+        }
+        self._offset += len(name)
+        return value
+
+    def add(self, items: list[TokenLogprob]) -> dict[str, Any]:
+        names = [token_name(self._vocabulary, i.token) for i in items]
+        offsets = []
+        for name in names:
+            offsets.append(self._offset)
+            self._offset += len(name)
+        return {
+            "tokens": names,
+            "token_logprobs": [i.logprob for i in items],
+            "top_logprobs": [
+                {token_name(self._vocabulary, t): v for t, v in i.top} if i.top else None
+                for i in items
+            ],
+            "text_offset": offsets,
+        }
+
+
+def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Several stretches of completion logprobs as one."""
+    keys = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+    return {k: [v for part in parts for v in part[k]] for k in keys}

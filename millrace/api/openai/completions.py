@@ -12,16 +12,25 @@ from starlette.responses import Response
 
 from millrace.api.answer import DONE, KEEP_ALIVE, EventStream, as_json, data, whole
 from millrace.api.body import convert, read_object, refuse, unknown
-from millrace.api.context import context_of, fresh_id
+from millrace.api.context import context_of, request_id
 from millrace.api.errors import openai_error
-from millrace.api.openai.common import ignored_header, sampling_of, seed_of, usage_of
+from millrace.api.openai.common import (
+    CompletionLogprobs,
+    ignored_header,
+    joined,
+    request_of,
+    token_name,
+    usage_of,
+    wants_usage,
+)
 from millrace.api.openai.schema import REFUSED_BY_COMPLETIONS, CompletionRequest, known
 from millrace.errors import BadRequest
+from millrace.protocol import TokenLogprob
 from millrace.serving.fold import Answer, fold
 from millrace.serving.group import Group
 from millrace.serving.model import ServedModel
 from millrace.serving.request import Request
-from millrace.text.deltas import Content, Delta, Event, Finish, Idle, Usage
+from millrace.text.deltas import Content, Delta, Event, Finish, Idle, PromptScores, Usage
 
 router = APIRouter()
 _KNOWN = known(CompletionRequest, REFUSED_BY_COMPLETIONS)
@@ -34,30 +43,38 @@ async def completions(http: HttpRequest) -> Response:
     wire = convert(raw, CompletionRequest)
     refuse(raw, REFUSED_BY_COMPLETIONS)
     model = context.registry.get(wire.model)
-    id = fresh_id("cmpl-")
+    id = request_id(http, "cmpl-")
     prompts = prompts_of(wire.prompt, model)
     requests = [
-        Request(
-            id=id if len(prompts) == 1 else f"{id}-{i}",
-            prompt=prompt,
-            sampling=sampling_of(wire, model),
-            seed=seed_of(wire),
-            n=wire.n or 1,
-            max_tokens=wire.max_tokens,
-            stop_token_ids=wire.stop_token_ids or [],
-            skip_special_tokens=wire.skip_special_tokens,
-        )
+        _request(id if len(prompts) == 1 else f"{id}#{i}", prompt, wire, model)
         for i, prompt in enumerate(prompts)
     ]
     headers = {"x-request-id": id} | ignored_header(unknown(raw, _KNOWN))
     group = Group(model, requests)
-    envelope = _Envelope(id, model)
+    envelope = _Envelope(id, model, wire, prompts)
     if wire.stream:
-        usage = wire.stream_options is not None and wire.stream_options.include_usage
-        chunks = envelope.chunks(group, usage)
+        chunks = envelope.chunks(group, wants_usage(wire))
         return EventStream(chunks, group.close, lambda e: data(openai_error(e)), headers)
-    answers, usage_ = await whole(http, fold(group.events(), group.n), group.close)
-    return as_json(envelope.whole(answers, usage_), headers)
+    answers, usage = await whole(http, fold(group.events(), group.n), group.close)
+    return as_json(envelope.whole(answers, usage), headers)
+
+
+def _request(id: str, prompt: list[int], wire: CompletionRequest, model: ServedModel) -> Request:
+    request = request_of(id, prompt, wire, model)
+    request.logprobs = wire.logprobs
+    request.prompt_logprobs = wire.prompt_logprobs
+    request.endpoint = "/v1/completions"
+    if wire.echo and wire.logprobs is not None and request.prompt_logprobs is None:
+        request.prompt_logprobs = wire.logprobs
+    best_of = wire.best_of or request.n
+    if best_of < request.n:
+        raise BadRequest("best_of must be at least n.", param="best_of")
+    if best_of > request.n:
+        if wire.stream:
+            raise BadRequest("best_of greater than n cannot be streamed.", param="best_of")
+        request.n = best_of
+        request.logprobs = wire.logprobs or 0
+    return request
 
 
 def prompts_of(prompt: str | list[Any], model: ServedModel) -> list[list[int]]:
@@ -94,54 +111,128 @@ def _checked(ids: list[int], model: ServedModel) -> list[int]:
 
 
 class _Envelope:
-    """The wire objects of one completion."""
+    """The wire objects of one completion, its choices over all prompts numbered through."""
 
-    def __init__(self, id: str, model: ServedModel) -> None:
+    def __init__(
+        self, id: str, model: ServedModel, wire: CompletionRequest, prompts: list[list[int]]
+    ) -> None:
         self._head = {
             "id": id,
             "object": "text_completion",
             "created": int(time.time()),
             "model": model.name,
         }
+        self._vocabulary = model.tokenizer.vocabulary
+        self._prompts = prompts
+        self._texts = [model.tokenizer.decode(p) for p in prompts] if wire.echo else []
+        self._n = wire.n or 1
+        self._made = max(self._n, wire.best_of or 1)
+        """Choices generated per prompt; the best n are told."""
+        self._wants_logprobs = wire.logprobs is not None
+        self._wants_prompt = wire.prompt_logprobs is not None
+        self._scorers: dict[int, CompletionLogprobs] = {}
+        self._scores: dict[int, list[TokenLogprob]] = {}
+        """Scores of each prompt."""
 
     def whole(self, answers: list[Answer], usage: Usage) -> dict[str, Any]:
-        choices = [
-            _choice(i, a.content, a.finish.reason if a.finish else None, _matched(a.finish))
-            for i, a in enumerate(answers)
-        ]
+        choices: list[dict[str, Any]] = []
+        for number in range(len(self._prompts)):
+            made = answers[number * self._made : (number + 1) * self._made]
+            self._scores[number] = made[0].prompt
+            if self._made > self._n:
+                made = sorted(made, key=_mean_logprob, reverse=True)[: self._n]
+            choices += [self._whole_choice(len(choices) + k, number, a) for k, a in enumerate(made)]
         return self._head | {"choices": choices, "usage": usage_of(usage)}
 
+    def _whole_choice(self, index: int, number: int, answer: Answer) -> dict[str, Any]:
+        parts = self._prompt_part(index, number)
+        if self._wants_logprobs:
+            parts.append(self._scorer(index).add(answer.logprobs))
+        text = (self._texts[number] if self._texts else "") + answer.content
+        choice = _choice(index, text, joined(parts) if parts else None, answer.finish)
+        return choice | self._prompt_scores(number)
+
     async def chunks(self, group: Group, include_usage: bool) -> AsyncIterator[bytes]:
+        begun: set[int] = set()
         async for event in group.events():
+            if isinstance(event, Delta) and event.choice not in begun:
+                begun.add(event.choice)
+                if first := self._opening(event.choice):
+                    yield first
             if out := self._translate(event, include_usage):
                 yield out
         yield DONE
 
+    def _opening(self, choice: int) -> bytes | None:
+        """What an echo puts before the first piece."""
+        number = choice // self._n
+        if not self._texts and not self._scores.get(number):
+            return None
+        parts = self._prompt_part(choice, number)
+        body = _choice(
+            choice, self._texts[number] if self._texts else "", joined(parts) if parts else None
+        )
+        return data(self._head | {"choices": [body | self._prompt_scores(number)]})
+
     def _translate(self, event: Event, include_usage: bool) -> bytes | None:
         match event:
-            case Delta(choice=choice, piece=Content(text=text)):
-                return data(self._head | {"choices": [_choice(choice, text)]})
-            case Delta(choice=choice, piece=Finish() as finish):
-                last = _choice(choice, "", finish.reason, finish.matched)
-                return data(self._head | {"choices": [last]})
+            case Delta(choice=choice, piece=Content(text=text), logprobs=items):
+                return self._chunk(choice, text, items, None)
+            case Delta(choice=choice, piece=Finish() as finish, logprobs=items):
+                return self._chunk(choice, "", items, finish)
+            case PromptScores(first_choice=first, items=items):
+                self._scores[first // self._n] = items
             case Usage() if include_usage:
                 return data(self._head | {"choices": [], "usage": usage_of(event)})
             case Idle():
                 return KEEP_ALIVE
         return None
 
+    def _chunk(
+        self, choice: int, text: str, items: list[TokenLogprob], finish: Finish | None
+    ) -> bytes:
+        scores = self._scorer(choice).add(items) if self._wants_logprobs and items else None
+        return data(self._head | {"choices": [_choice(choice, text, scores, finish)]})
 
-def _matched(finish: Finish | None) -> str | int | None:
-    return finish.matched if finish else None
+    def _scorer(self, choice: int) -> CompletionLogprobs:
+        if choice not in self._scorers:
+            self._scorers[choice] = CompletionLogprobs(self._vocabulary)
+        return self._scorers[choice]
+
+    def _prompt_part(self, choice: int, number: int) -> list[dict[str, Any]]:
+        """The logprobs of an echoed prompt."""
+        if not (self._texts and self._wants_logprobs):
+            return []
+        scorer = self._scorer(choice)
+        return [scorer.first(self._prompts[number][0]), scorer.add(self._scores[number])]
+
+    def _prompt_scores(self, number: int) -> dict[str, Any]:
+        if not self._wants_prompt:
+            return {}
+        listed: list[Any] = [None]
+        for item in self._scores.get(number, []):
+            ranked = [(item.token, item.logprob), *(p for p in item.top if p[0] != item.token)]
+            listed.append(
+                {
+                    str(t): {"logprob": v, "decoded_token": token_name(self._vocabulary, t)}
+                    for t, v in ranked
+                }
+            )
+        return {"prompt_logprobs": listed}
+
+
+def _mean_logprob(answer: Answer) -> float:
+    scores = [i.logprob for i in answer.logprobs]
+    return sum(scores) / len(scores) if scores else float("-inf")
 
 
 def _choice(
-    index: int, text: str, reason: str | None = None, matched: str | int | None = None
+    index: int, text: str, logprobs: dict[str, Any] | None = None, finish: Finish | None = None
 ) -> dict[str, Any]:
     value: dict[str, Any] = {
         "index": index,
         "text": text,
-        "logprobs": None,
-        "finish_reason": reason,
+        "logprobs": logprobs,
+        "finish_reason": finish.reason if finish else None,
     }
-    return value | ({} if reason is None else {"matched_stop": matched})
+    return value | ({"matched_stop": finish.matched} if finish else {})

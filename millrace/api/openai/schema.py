@@ -10,6 +10,8 @@ from msgspec import Meta
 Unit = Annotated[float, Meta(ge=0.0, le=1.0)]
 Positive = Annotated[int, Meta(ge=1)]
 Token = Annotated[int, Meta(ge=0)]
+Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+Top = Annotated[int, Meta(ge=0, le=20)]
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -28,6 +30,19 @@ class Common(msgspec.Struct, kw_only=True):
     max_tokens: Positive | None = None
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
     stop_token_ids: list[Token] | None = None
+    typical_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    xtc_probability: Unit | None = None
+    xtc_threshold: Unit | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100.0, le=100.0)]] | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    ignore_eos: bool | None = None
+    priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None
+    """Higher goes first."""
+    timeout: Annotated[float, Meta(gt=0.0)] | None = None
+    """Seconds until the request ends with an error."""
     skip_special_tokens: bool = True
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -47,10 +62,16 @@ class Message(msgspec.Struct):
 class ChatRequest(Common):
     messages: Annotated[list[Message], Meta(min_length=1)]
     max_completion_tokens: Positive | None = None
+    logprobs: bool | None = None
+    top_logprobs: Top | None = None
 
 
 class CompletionRequest(Common):
     prompt: str | list[Any]
+    logprobs: Top | None = None
+    prompt_logprobs: Top | None = None
+    echo: bool | None = None
+    best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
 
 
 ADVISORY = frozenset(
@@ -69,14 +90,6 @@ ADVISORY = frozenset(
 
 REFUSED_BY_BOTH: dict[str, tuple[Any, ...]] = {
     "stop": ([], ""),
-    "frequency_penalty": (0, 0.0),
-    "presence_penalty": (0, 0.0),
-    "repetition_penalty": (1, 1.0),
-    "logit_bias": ({},),
-    "best_of": (1,),
-    "min_tokens": (0,),
-    "ignore_eos": (False,),
-    "typical_p": (1, 1.0),
     "guided_json": (),
     "guided_regex": (),
     "guided_choice": (),
@@ -85,8 +98,8 @@ REFUSED_BY_BOTH: dict[str, tuple[Any, ...]] = {
 }
 
 REFUSED_BY_CHAT = REFUSED_BY_BOTH | {
-    "logprobs": (False,),
-    "top_logprobs": (0,),
+    "best_of": (1,),
+    "prompt_logprobs": (),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
@@ -105,10 +118,7 @@ REFUSED_BY_CHAT = REFUSED_BY_BOTH | {
 }
 
 REFUSED_BY_COMPLETIONS = REFUSED_BY_BOTH | {
-    "logprobs": (),
-    "echo": (False,),
     "suffix": ("",),
-    "prompt_logprobs": (),
 }
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 
 from millrace.text.formats.decoding import Decoding
-from millrace.text.formats.reader import Malformed, Steps, discard
+from millrace.text.formats.reader import Malformed, Steps, Write, discard
 from millrace.text.formats.syntax import Messages
 from millrace.text.stops import Patterns
 
@@ -90,7 +90,7 @@ class Router:
         name = recipient.removeprefix(self._syntax.recipient_prefix)
         here = reader.hold()
         state.committed, state.soft = False, True
-        written = discard
+        written: Write = discard
         try:
             yield from state.check_arguments()
             state.begin(name)

@@ -189,7 +189,7 @@ def _no_content(ask: _Probe, mapping: bool) -> Literal["empty", "none", "absent"
 def _calls_shown(
     ask: _Probe, mapping: bool, no_content: str, ids: str, names: Sequence[str]
 ) -> bool:
-    content = dict(_CONTENTS)[no_content]  # type: ignore[index]
+    content = dict(_CONTENTS)[no_content]
     messages: list[Message] = [_USER, _call(mapping, ids, names, content)]
     for index, name in enumerate(names):
         messages.append(
@@ -199,7 +199,7 @@ def _calls_shown(
 
 
 def _results(ask: _Probe, mapping: bool, no_content: str, ids: str) -> bool:
-    content = dict(_CONTENTS)[no_content]  # type: ignore[index]
+    content = dict(_CONTENTS)[no_content]
     result: Message = {
         "role": "tool",
         "tool_call_id": ids.format(0),
@@ -212,7 +212,7 @@ def _results(ask: _Probe, mapping: bool, no_content: str, ids: str) -> bool:
 def _reasoning(
     ask: _Probe, mapping: bool, no_content: str, calls: bool, ids: str
 ) -> tuple[str | None, bool]:
-    content = dict(_CONTENTS)[no_content]  # type: ignore[index]
+    content = dict(_CONTENTS)[no_content]
     for key in _KEYS:
         thought = {key: "t1t"}
         if calls and ask.shows(

@@ -113,7 +113,7 @@ def _tagged(syntax: TaggedCalls, index: int, call: Call) -> str:
         text = value if isinstance(value, str) else to_json(value)
         if syntax.nested:
             text = _elements(value, syntax.nested)
-        elif syntax.cdata and isinstance(value, str):
+        elif syntax.cdata and isinstance(value, str) and set(text) & set("<&\n"):
             text = f"<![CDATA[{text}]]>"
         parts.append(
             syntax.param_write.replace("{key}", key)

@@ -1,0 +1,28 @@
+"""Values on the command line: sizes like 8G, and words from a list, with errors that help."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from millrace.errors import SetupError
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
+_POWERS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
+
+
+def bytes_of(option: str, text: str | None) -> int | None:
+    """`8G`, `512M`, `1.5 GiB` or plain bytes."""
+    if text is None:
+        return None
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise SetupError(f"{option} {text} is not a size; write it like 8G or 512M.")
+    return int(float(match[1]) * (1 << _POWERS[match[2].lower()]))
+
+
+def one_of(option: str, value: str, words: Sequence[str]) -> Any:
+    if value not in words:
+        raise SetupError(f"{option} must be one of {', '.join(words)}, not '{value}'.")
+    return value

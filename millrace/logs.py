@@ -1,0 +1,47 @@
+"""Logging: one line per event, as text for people or as JSON for machines, fields included.
+
+A record's `extra={"fields": {…}}` is what it is about: the request's id above all.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+
+from millrace.config import LogFormat
+
+
+def setup(level: str, form: LogFormat) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Json() if form == "json" else _Text())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    for noisy in ("httpx", "httpcore", "filelock"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def _stamp(record: logging.LogRecord) -> str:
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+    return f"{whole}.{int(record.msecs):03d}Z"
+
+
+class _Text(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        fields = getattr(record, "fields", {})
+        tail = "".join(f" {k}={v}" for k, v in fields.items() if v is not None)
+        line = f"{_stamp(record)} {record.levelname.lower()} {record.getMessage()}{tail}"
+        return line + (f"\n{self.formatException(record.exc_info)}" if record.exc_info else "")
+
+
+class _Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": _stamp(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            line["trace"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)

@@ -1,0 +1,35 @@
+"""Who is let in: a bound on running and waiting answers, and what a refused client is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from millrace.errors import Overloaded
+
+_MEMORY = 0.2
+
+
+@dataclass
+class Admission:
+    max_running: int
+    max_queue: int
+    mean_seconds: float = 1.0
+    """How long requests take from arrival to end, lately."""
+
+    def check(self, present: int, wanted: int) -> None:
+        """Raise Overloaded if `wanted` more answers beside the `present` ones are too many."""
+        room = self.max_running + self.max_queue
+        if present and present + wanted > room:
+            raise Overloaded(
+                f"The server is busy: {present} answers are running or waiting, and it takes "
+                f"{room} (--max-running {self.max_running}, --max-queue {self.max_queue}). "
+                "Try again in a moment.",
+                retry_after=self._wait(),
+            )
+
+    def saw(self, seconds: float) -> None:
+        self.mean_seconds += _MEMORY * (seconds - self.mean_seconds)
+
+    def _wait(self) -> float:
+        """About when one of those ahead will be done."""
+        return min(60.0, max(1.0, self.mean_seconds / max(1, self.max_running)))

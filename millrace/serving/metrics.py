@@ -1,0 +1,101 @@
+"""What is counted and timed, for Prometheus. One object per server; tests make their own."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from millrace.protocol import Step
+from millrace.serving.live import Live
+
+_FINE = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10)
+_COARSE = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
+
+
+class Metrics:
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        by_model = ["model"]
+
+        def counter(name: str, text: str, labels: list[str] = by_model) -> Counter:
+            return Counter(f"millrace_{name}", text, labels, registry=self.registry)
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"millrace_{name}", text, by_model, registry=self.registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(
+                f"millrace_{name}", text, by_model, buckets=buckets, registry=self.registry
+            )
+
+        self.requests = counter(
+            "requests", "Requests by how they ended", ["endpoint", "model", "outcome"]
+        )
+        self.prompt = counter("prompt_tokens", "Tokens of prompts received")
+        self.cached = counter("cached_tokens", "Prompt tokens whose state was reused")
+        self.prefilled = counter("prefilled_tokens", "Prompt tokens that were really run")
+        self.generated = counter("generated_tokens", "Tokens made")
+        self.restarts = counter("engine_restarts", "Engines that died and were started again")
+        self.running = gauge("running", "Rows in the batch")
+        self.queued = gauge("queued", "Requests that have no token yet")
+        self.kv_bytes = gauge("kv_bytes", "Bytes of key-value state held by the engine")
+        self.ttft = histogram("time_to_first_token_seconds", "Arrival to first token", _COARSE)
+        self.gap = histogram("inter_token_seconds", "Time between tokens of a row", _FINE)
+        self.e2e = histogram("request_seconds", "Arrival to end", _COARSE)
+        self.step = histogram("step_seconds", "Time between two decode steps", _FINE)
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)
+
+    def of(self, model: str) -> ModelMetrics:
+        return ModelMetrics(self, model)
+
+
+class ModelMetrics:
+    """The same, seen from one model's engine."""
+
+    def __init__(self, all: Metrics, model: str) -> None:
+        self._all = all
+        self._model = model
+        self._step = all.step.labels(model)
+        self._gap = all.gap.labels(model)
+        self._generated = all.generated.labels(model)
+        self._running = all.running.labels(model)
+        self._kv_bytes = all.kv_bytes.labels(model)
+
+    def arrived(self, live: Live) -> None:
+        self._all.prompt.labels(self._model).inc(len(live.submit.prompt))
+
+    def queue(self, waiting: int) -> None:
+        self._all.queued.labels(self._model).set(waiting)
+
+    def idle(self) -> None:
+        self._running.set(0)
+        self._kv_bytes.set(0)
+
+    def stepped(self, step: Step) -> None:
+        if step.seconds:
+            self._step.observe(step.seconds)
+        self._running.set(step.running)
+        self._kv_bytes.set(step.kv_bytes)
+
+    def prefilled(self, tokens: int) -> None:
+        self._all.prefilled.labels(self._model).inc(tokens)
+
+    def first_token(self, live: Live) -> None:
+        assert live.first_token is not None
+        self._all.ttft.labels(self._model).observe(live.first_token - live.arrived)
+        self._all.cached.labels(self._model).inc(live.cached)
+        # The prompt's last token is run by the batch step that draws the first new one.
+        self.prefilled(1)
+
+    def token(self, gap: float | None, count: int) -> None:
+        if gap is not None:
+            self._gap.observe(gap)
+        self._generated.inc(count)
+
+    def restarted(self) -> None:
+        self._all.restarts.labels(self._model).inc()
+
+    def ended(self, live: Live, seconds: float) -> None:
+        self._all.e2e.labels(self._model).observe(seconds)
+        self._all.requests.labels(live.endpoint, self._model, live.outcome).inc()

@@ -1,0 +1,143 @@
+"""Argument values outside of JSON, as grammar: delimited strings, elements, text in tags.
+
+Follows a schema as far as types, properties, items, enums, lengths and patterns go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from millrace.text.formats.coerce import kinds, resolve
+from millrace.text.formats.writing import to_json
+from millrace.text.grammar.lark import Builder, quoted
+
+_SCALARS = frozenset({"string", "number", "boolean", "null"})
+
+
+def sequence(build: Builder, name: str, items: Sequence[tuple[bool, str]], separator: str) -> str:
+    """Items in order, the optional ones left out or not, with separators between those there."""
+    if not items:
+        return '""'
+    after = f"{name}_after{len(items)}"
+    build.rule(after, '""')
+    empty = build.rule(f"{name}_from{len(items)}", '""')
+    for index in range(len(items) - 1, -1, -1):
+        required, item = items[index]
+        following = f"{separator} {item} {after}" if separator else f"{item} {after}"
+        later = build.rule(
+            f"{name}_after{index}", following if required else f"{following} | {after}"
+        )
+        first = f"{item} {after}"
+        empty = build.rule(f"{name}_from{index}", first if required else f"{first} | {empty}")
+        after = later
+    return empty
+
+
+def free_text(schema: Any, root: Mapping[str, Any]) -> str:
+    """The regular expression of a string value that stands without quotes."""
+    found = resolve(schema, root)
+    given = found.get("pattern")
+    if isinstance(given, str):
+        begin = "" if given.startswith("^") else r"(.|\n)*"
+        end = "" if given.endswith("$") and not given.endswith(r"\$") else r"(.|\n)*"
+        return (
+            begin + "(" + given.removeprefix("^").removesuffix("$" if not end else "") + ")" + end
+        )
+    low, high = found.get("minLength"), found.get("maxLength")
+    if low is None and high is None:
+        return r"(.|\n)*"
+    return rf"(.|\n){{{low or 0},{high if high is not None else ''}}}"
+
+
+def options(schema: Any, root: Mapping[str, Any]) -> list[Any] | None:
+    found = resolve(schema, root)
+    if "const" in found:
+        return [found["const"]]
+    listed = found.get("enum")
+    return listed if isinstance(listed, list) else None
+
+
+def with_definitions(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
+    """A part of a schema that can stand alone: what it may refer to comes with it."""
+    shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
+    return {**(schema if isinstance(schema, Mapping) else {}), **shared}
+
+
+def delimited(
+    build: Builder, name: str, schema: Any, root: Mapping[str, Any], quote: str, depth: int = 0
+) -> str:
+    """A value whose strings stand between delimiters and whose keys are bare."""
+    chosen = options(schema, root)
+    if chosen is not None:
+        wanted = [
+            build.literal(f"{quote}{option}{quote}") if isinstance(option, str)
+            else build.literal(to_json(option))
+            for option in chosen
+        ]  # fmt: skip
+        return build.rule(name, " | ".join(wanted))
+    found = resolve(schema, root)
+    allowed = kinds(found, root) or _SCALARS
+    forms = []
+    for kind in sorted(allowed):
+        part = f"{name}_{kind}"
+        if kind == "string":
+            inner = build.until(f"{part}_t", quote, free_text(found, root))
+            forms.append(f"{build.literal(quote)} {inner}")
+        elif kind == "array" and depth < 8:
+            item = delimited(build, f"{part}_i", found.get("items"), root, quote, depth + 1)
+            forms.append(f'"[" ({item} ("," {item})*)? "]"')
+        elif kind == "object" and depth < 8:
+            forms.append(delimited_object(build, part, found, root, quote, depth + 1))
+        else:
+            forms.append(build.schema({**with_definitions(found, root), "type": kind}))
+    return build.rule(name, " | ".join(forms))
+
+
+def delimited_object(
+    build: Builder, name: str, schema: Any, root: Mapping[str, Any], quote: str, depth: int = 0
+) -> str:
+    found = resolve(schema, root)
+    required = set(found.get("required") or ())
+    items = [
+        (
+            key in required,
+            f"{quoted(key + ':')} "
+            + delimited(build, f"{name}_p{index}", value, root, quote, depth + 1),
+        )
+        for index, (key, value) in enumerate((found.get("properties") or {}).items())
+    ]
+    body = sequence(build, name, items, '","')
+    return f'"{{" {body} "}}"'
+
+
+def element(
+    build: Builder, name: str, schema: Any, root: Mapping[str, Any], token: str, close: str
+) -> str:
+    """A value written as elements in elements, up to and with its closing tag."""
+    chosen = options(schema, root)
+    if chosen is not None:
+        texts = [option if isinstance(option, str) else to_json(option) for option in chosen]
+        return build.rule(name, " | ".join(build.literal(text + close) for text in texts))
+    found = resolve(schema, root)
+    allowed = kinds(found, root)
+    if not allowed or "string" in allowed:
+        return build.until(name, close, free_text(found, root))
+    forms = []
+    for kind in sorted(allowed):
+        if kind == "object":
+            required = set(found.get("required") or ())
+            parts = []
+            for index, (key, value) in enumerate((found.get("properties") or {}).items()):
+                inner = element(build, f"{name}_p{index}", value, root, token, f"{token}</{key}>")
+                opening = build.literal(f"{token}<{key}>")
+                parts.append((key in required, f"{opening} {inner}"))
+            forms.append(f"{sequence(build, name, parts, '')} {build.literal(close)}")
+        elif kind == "array":
+            inner = element(build, f"{name}_i", found.get("items"), root, token, f"{token}</item>")
+            opening = build.literal(f"{token}<item>")
+            forms.append(f"({opening} {inner})* {build.literal(close)}")
+        else:
+            plain = build.schema({**with_definitions(found, root), "type": kind})
+            forms.append(f"{plain} {build.literal(close)}")
+    return build.rule(name, " | ".join(forms))

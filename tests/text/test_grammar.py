@@ -1,0 +1,361 @@
+"""Grammars, by what they let through: calls that parse and validate, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jsonschema
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+from test_formats_support import PING, SPECS, fold, function, read
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from millrace.errors import BadRequest
+from millrace.text.formats import OutputFormat, by_name, names, tool_from_openai
+from millrace.text.formats.syntax import PythonCalls
+from millrace.text.formats.writing import Call, write_calls
+from millrace.text.grammar import (
+    answer_grammar,
+    calls_grammar,
+    calls_or_answer_grammar,
+    from_choice,
+    from_fields,
+    from_grammar,
+    from_regex,
+    from_response_format,
+    from_schema,
+    strict_grammar,
+)
+
+FORMATS = [by_name(name) for name in names()]
+formats = pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)
+END = "<|endoftext|>"
+BOUNDED = tool_from_openai(
+    function(
+        "set_alarm",
+        {
+            "label": {"type": "string", "maxLength": 4},
+            "hour": {"type": "integer", "minimum": 0, "maximum": 23},
+            "loud": {"type": "boolean"},
+            "day": {"enum": ["mon", "tue"]},
+            "snooze": {"type": "array", "items": {"type": "integer"}, "maxItems": 2},
+            "where": {
+                "type": "object",
+                "properties": {"room": {"type": "string", "enum": ["a", "b"]}},
+                "required": ["room"],
+                "additionalProperties": False,
+            },
+        },
+        ["label", "hour", "where"],
+    )
+)
+TOOLS = [BOUNDED, tool_from_openai(PING)]
+ALARM = {"label": "up", "hour": 7, "where": {"room": "b"}}
+
+
+class Vocabulary:
+    """A tokenizer of single bytes, with some texts as special tokens."""
+
+    def __init__(self, specials: list[str]) -> None:
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        tokenizer.add_special_tokens([AddedToken(text, special=True) for text in [END, *specials]])
+        self.tokens: Mapping[str, int] = {text: tokenizer.token_to_id(text) for text in specials}
+        self._tokenizer = tokenizer
+        self.end = tokenizer.token_to_id(END)
+        self.guide = LLTokenizer(tokenizer.to_str(), eos_token=self.end)
+
+    def accepts(self, grammar: str, text: str) -> bool:
+        matcher = self.matcher(grammar)
+        tokens = self.guide.tokenize_str(text, parse_special=True)
+        return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+    def matcher(self, grammar: str) -> Any:
+        matcher = LLMatcher(self.guide, grammar)
+        assert not matcher.is_error(), matcher.get_error()
+        return matcher
+
+    def walk(self, grammar: str, rng: random.Random, limit: int = 3000) -> str:
+        """A random answer that the grammar allows, up to its end."""
+        matcher = self.matcher(grammar)
+        found: list[int] = []
+        while not matcher.is_stopped() and len(found) < limit:
+            bias = matcher.compute_logit_bias()
+            allowed = [token for token, value in enumerate(bias) if value]
+            ends = matcher.is_accepting() and rng.random() < 0.5
+            token = self.end if ends else rng.choice(allowed)
+            if token == self.end:
+                break
+            assert matcher.consume_token(token)
+            found.append(token)
+        assert len(found) < limit
+        return str(self._tokenizer.decode(found, skip_special_tokens=False))
+
+
+def specials(format: OutputFormat) -> list[str]:
+    """The family's markers that a vocabulary would hold as special tokens."""
+    return sorted(m for m in format.markers if re.fullmatch(r"[<\[]\S+[>\]]", m))
+
+
+def prompt_for(format: OutputFormat) -> str:
+    return format.primers[0] if format.messages is not None else ""
+
+
+def written(format: OutputFormat, calls: list[Call]) -> str:
+    text = write_calls(format, calls)
+    if any(isinstance(syntax, PythonCalls) for syntax in format.calls[:1]):
+        for value in ("'up'", "'b'", "'room'"):
+            text = text.replace(value, value.replace("'", '"'))
+    return text
+
+
+@formats
+@pytest.mark.parametrize("as_tokens", [True, False], ids=["tokens", "text"])
+def test_calls_in_the_familys_markup_and_no_others(format: OutputFormat, as_tokens: bool) -> None:
+    vocabulary = Vocabulary(specials(format) if as_tokens else [])
+    alarm, ping = Call("set_alarm", ALARM, "abcdefgh1"), Call("ping", {}, "abcdefgh2")
+    many = calls_grammar(format, TOOLS, vocabulary.tokens)
+    one = calls_grammar(format, TOOLS, vocabulary.tokens, parallel=False)
+    named = calls_grammar(format, TOOLS, vocabulary.tokens, name="ping", parallel=False)
+    single = written(format, [alarm])
+    assert vocabulary.accepts(many, single)
+    assert vocabulary.accepts(one, single)
+    assert not vocabulary.accepts(named, single)
+    assert vocabulary.accepts(named, written(format, [ping]))
+    if format.messages is None and format.name != "gigachat":
+        both = written(format, [alarm, ping])
+        assert vocabulary.accepts(many, both)
+        assert not vocabulary.accepts(one, both)
+    for wrong in (
+        Call("set_alarm", {"label": "up", "where": {"room": "b"}}, "abcdefgh1"),
+        Call("set_alarm", {**ALARM, "hour": 99}, "abcdefgh1"),
+        Call("set_alarm", {**ALARM, "extra": 1}, "abcdefgh1"),
+        Call("nobody", {}, "abcdefgh1"),
+    ):
+        assert not vocabulary.accepts(many, written(format, [wrong]))
+    assert not vocabulary.accepts(many, "Hello.")
+    assert not vocabulary.accepts(many, "")
+
+
+@formats
+def test_whatever_the_grammar_allows_parses_and_validates(format: OutputFormat) -> None:
+    vocabulary = Vocabulary(specials(format))
+    schemas = {tool.name: {**tool.parameters} for tool in TOOLS}
+    grammar = calls_grammar(format, TOOLS, vocabulary.tokens)
+    rng = random.Random(format.name)
+    for _ in range(12):
+        text = vocabulary.walk(grammar, rng)
+        answer = fold(read(format, [text], TOOLS, prompt=prompt_for(format)))
+        assert answer.names, text
+        assert answer.content == ""
+        for name, arguments in answer.calls:
+            jsonschema.validate(arguments, schemas[name])
+
+
+@pytest.mark.parametrize(
+    "format", [f for f in FORMATS if f.thought is not None], ids=lambda format: format.name
+)
+def test_a_thought_comes_first(format: OutputFormat) -> None:
+    thought = format.thought
+    assert thought is not None
+    vocabulary = Vocabulary(specials(format))
+    entry = from_schema({"type": "object", "required": ["a"]}, "schema")
+    body = '{"a": 1}'
+    closed = f"Hm {{}}\n{thought.closes[0]}\n\n{body}"
+    inside = answer_grammar(entry, format, vocabulary.tokens, "inside")
+    may = answer_grammar(entry, format, vocabulary.tokens, "may")
+    plain = answer_grammar(entry, format, vocabulary.tokens, "no")
+    assert vocabulary.accepts(inside, closed)
+    assert not vocabulary.accepts(inside, f"Hm {thought.closes[0]}no json")
+    assert vocabulary.accepts(may, thought.opens[0] + closed)
+    assert vocabulary.accepts(may, body)
+    assert vocabulary.accepts(plain, body)
+    assert not vocabulary.accepts(plain, thought.opens[0] + closed)
+    calls = calls_grammar(format, TOOLS, vocabulary.tokens, thinking="may")
+    text = written(format, [Call("ping", {}, "abcdefgh1")])
+    assert vocabulary.accepts(calls, f"{thought.opens[0]}Hm.{thought.closes[0]}\n{text}")
+    assert vocabulary.accepts(calls, text)
+
+
+def test_harmony_thinks_then_answers_in_form() -> None:
+    format = by_name("harmony")
+    vocabulary = Vocabulary(specials(format))
+    grammar = answer_grammar(from_schema({"type": "integer"}, "s"), format, vocabulary.tokens)
+    final = "<|channel|>final<|message|>12"
+    thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    assert vocabulary.accepts(grammar, final)
+    assert vocabulary.accepts(grammar, thought + thought + final)
+    assert not vocabulary.accepts(grammar, "<|channel|>final<|message|>x")
+    both = calls_or_answer_grammar(
+        from_schema({"type": "integer"}, "s"), format, TOOLS, vocabulary.tokens
+    )
+    call = "<|channel|>commentary to=functions.ping <|constrain|>json<|message|>{}<|call|>"
+    assert vocabulary.accepts(both, thought + call)
+    assert vocabulary.accepts(both, thought + final)
+
+
+@formats
+def test_tools_and_a_form_together(format: OutputFormat) -> None:
+    if format.messages is not None:
+        pytest.skip("shown above for Harmony")
+    vocabulary = Vocabulary(specials(format))
+    entry = from_schema({"type": "object", "required": ["a"]}, "schema")
+    grammar = calls_or_answer_grammar(entry, format, TOOLS, vocabulary.tokens)
+    assert vocabulary.accepts(grammar, '{"a": 1}')
+    assert vocabulary.accepts(grammar, written(format, [Call("ping", {}, "abcdefgh1")]))
+    assert not vocabulary.accepts(grammar, "Hello.")
+
+
+@formats
+def test_strict_tools_once_a_call_opens(format: OutputFormat) -> None:
+    strict = [type(TOOLS[0])("set_alarm", BOUNDED.parameters, "", True), *TOOLS[1:]]
+    vocabulary = Vocabulary(specials(format))
+    assert strict_grammar(format, TOOLS, vocabulary.tokens) is None
+    try:
+        lazy = strict_grammar(format, strict, vocabulary.tokens)
+    except BadRequest as error:
+        assert "strict" in error.message.lower()
+        assert format.name in ("pythonic", "xlam", "llama-3", "functionary-v3.2")
+        return
+    assert lazy is not None
+    trigger = lazy.triggers[0]
+    good = written(format, [Call("set_alarm", ALARM, "abcdefgh1")])
+    bad = written(format, [Call("set_alarm", {**ALARM, "hour": 99}, "abcdefgh1")])
+    rest = good.partition(trigger)[2]
+    assert rest
+    matcher = vocabulary.matcher(lazy.grammar)
+    tokens = vocabulary.guide.tokenize_str(rest, parse_special=True)
+    count = matcher.try_consume_tokens(tokens)
+    assert matcher.is_accepting() or count == len(tokens)
+    assert not vocabulary.accepts(lazy.grammar, bad.partition(trigger)[2])
+
+
+PLAIN = by_name("plain")
+BYTES = Vocabulary([])
+
+
+def accepts(entry: dict[str, Any], text: str) -> bool:
+    return BYTES.accepts(answer_grammar(entry, PLAIN, {}), text)
+
+
+def test_response_formats() -> None:
+    assert from_response_format(None) is None
+    assert from_response_format({"type": "text"}) is None
+    anything = from_response_format({"type": "json_object"})
+    assert anything is not None
+    assert accepts(anything, '{"a": [1, {"b": null}]}')
+    assert not accepts(anything, "[1]")
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    for shape in (
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}},
+        {"type": "json_schema", "name": "x", "schema": schema},
+    ):
+        entry = from_response_format(shape)
+        assert entry is not None
+        assert accepts(entry, '{\n  "n": 12\n}')
+        assert not accepts(entry, '{"n": "12"}')
+        assert not accepts(entry, '{"n":' + " " * 40 + "12}")
+    for bad in ("json", {"type": "xml"}, {"type": "json_schema"}):
+        with pytest.raises(BadRequest):
+            from_response_format(bad)
+
+
+def test_other_ways_to_demand_a_form() -> None:
+    assert accepts(from_regex(r"a/b[0-9]{2}", "regex"), "a/b12")
+    assert accepts(from_choice(["yes", "no"], "guided_choice"), "no")
+    assert not accepts(from_choice(["yes", "no"], "guided_choice"), "maybe")
+    assert accepts(from_grammar('start: "a" "b"+', "guided_grammar"), "abb")
+    gbnf = 'root ::= item ("," item)*\nitem ::= [0-9]+ | "x"'
+    assert accepts(from_grammar(gbnf, "ebnf"), "1,x,23")
+    for fields, text in (
+        ({"guided_json": '{"type": "integer"}'}, "5"),
+        ({"json_schema": '{"type": "boolean"}'}, "true"),
+        ({"guided_regex": "[ab]+"}, "abba"),
+        ({"ebnf": gbnf}, "7"),
+        ({"response_format": {"type": "json_object"}}, "{}"),
+    ):
+        entry = from_fields(fields)
+        assert entry is not None
+        assert accepts(entry, text)
+    assert from_fields({"guided_json": None}) is None
+    with pytest.raises(BadRequest, match="only one"):
+        from_fields({"guided_regex": "a", "guided_choice": ["b"]})
+    for bad in ({"guided_regex": "("}, {"guided_grammar": "start: ("}, {"guided_choice": []}):
+        with pytest.raises(BadRequest) as error:
+            from_fields(bad)
+        assert error.value.param == next(iter(bad))
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword"),
+    [
+        ({"not": {"type": "string"}}, "not"),
+        ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ({"type": "array", "contains": {"type": "integer"}}, "contains"),
+        ({"type": "object", "propertyNames": {"pattern": "^a"}}, "propertyNames"),
+        ({"if": {"type": "object"}, "then": {}}, "if"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf"),
+        ({"type": "string", "pattern": "(?=a)b"}, "pattern"),
+        ({"$ref": "#/$defs/none"}, "$ref"),
+        ({"type": "number", "minimum": 3, "maximum": 2}, "minimum"),
+    ],
+)
+def test_what_cannot_be_enforced_is_named(schema: dict[str, Any], keyword: str) -> None:
+    with pytest.raises(BadRequest) as error:
+        from_schema(schema, "response_format.json_schema")
+    assert keyword in error.value.message
+    assert error.value.param == "response_format.json_schema"
+
+
+def test_an_unknown_format_is_an_annotation() -> None:
+    assert accepts(from_schema({"type": "string", "format": "password"}, "s"), '"x"')
+
+
+def test_tool_choice_mistakes() -> None:
+    hermes = by_name("hermes")
+    with pytest.raises(BadRequest, match="nobody"):
+        calls_grammar(hermes, TOOLS, {}, name="nobody")
+    with pytest.raises(BadRequest, match="no tools"):
+        calls_grammar(hermes, [], {})
+    odd = tool_from_openai(function("odd", {"a": {"type": "array", "uniqueItems": True}}))
+    with pytest.raises(BadRequest, match="uniqueItems"):
+        calls_grammar(hermes, [odd], {})
+
+
+def test_walks_of_random_schemas_validate() -> None:
+    rng = random.Random(5)
+    for _ in range(60):
+        schema = random_schema(rng, 3)
+        grammar = answer_grammar(from_schema(schema, "s"), PLAIN, {})
+        jsonschema.validate(json.loads(BYTES.walk(grammar, rng)), schema)
+    assert len(SPECS) == 2
+
+
+def random_schema(rng: random.Random, depth: int) -> dict[str, Any]:
+    kind = rng.choice(["string", "integer", "number", "boolean", "enum", "array", "object", "any"])
+    if kind == "string":
+        return {"type": "string", "maxLength": rng.randint(0, 5)}
+    if kind == "enum":
+        return {"enum": ["a", 1, None, True][: rng.randint(1, 4)]}
+    if kind in ("integer", "number"):
+        return {"type": kind, "minimum": rng.randint(-9, 0), "maximum": rng.randint(1, 99)}
+    if kind == "boolean" or depth == 0:
+        return {"type": "boolean"}
+    if kind == "array":
+        items = random_schema(rng, depth - 1)
+        return {"type": "array", "items": items, "maxItems": rng.randint(0, 3)}
+    if kind == "any":
+        return {"anyOf": [random_schema(rng, depth - 1) for _ in range(2)]}
+    properties = {f"k{i}": random_schema(rng, depth - 1) for i in range(rng.randint(0, 3))}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": [key for key in properties if rng.random() < 0.5],
+        "additionalProperties": False,
+    }
