@@ -156,7 +156,9 @@ class LLM:
         async def launch() -> ThreadConnection:
             return ThreadConnection(self._config)
 
-        model = open_model(self._config, launch, Metrics(), idle=3600.0, max_queue=sys.maxsize)
+        model = await open_model(
+            self._config, launch, Metrics(), idle=3600.0, max_queue=sys.maxsize
+        )
         await model.client.settled()
         return model
 

@@ -115,7 +115,7 @@ async def _serve(config: ServeConfig) -> None:
     workplace = Workplace()
     try:
         metrics = Metrics()
-        model = open_model(
+        model = await open_model(
             config.engine,
             workplace.launcher(config.engine),
             metrics,

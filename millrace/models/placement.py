@@ -6,6 +6,7 @@ what CUDA's quantised product needs. Metal takes the weights as they are.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Literal
 
 import mlx.core as mx
@@ -29,10 +30,19 @@ def place(model: Any, wanted: Weights, device: Device) -> None:
     if mode == "keep":
         return
     dtype = mx.float32 if mode == "f32" else mx.bfloat16
+    # A stream is a thread on the CPU: layers are widened side by side.
+    streams = [mx.new_stream(mx.default_device()) for _ in range(2)] if device == "cpu" else []
+    for turn, layer in enumerate(getattr(model, "layers", None) or []):
+        with mx.stream(streams[turn % 2]) if streams else contextlib.nullcontext():
+            _widen(layer, dtype)
+    _widen(model, dtype)
+
+
+def _widen(module: Any, dtype: mx.Dtype) -> None:
     # Scales are widened before the product with them, so that dequantising rounds nothing.
-    model.update(tree_map(lambda x: _cast(x, mx.float32), model.parameters()))
-    dequantize_model(model)
-    model.update(tree_map(lambda x: _cast(x, dtype), model.parameters()))
+    module.update(tree_map(lambda x: _cast(x, mx.float32), module.parameters()))
+    dequantize_model(module)
+    module.update(tree_map(lambda x: _cast(x, dtype), module.parameters()))
 
 
 def _cast(value: Any, dtype: mx.Dtype) -> Any:

@@ -60,6 +60,10 @@ def resolve(name: str | None, *, progress: Progress = silent, download: bool = T
     )
 
 
+_DEFAULT_SAMPLING = {"temperature": 0.2, "top_p": 0.9}
+"""What SmolLM2's authors recommend; a model this small rambles at a temperature of 1."""
+
+
 def _default(progress: Progress, download: bool) -> Resolved:
     folder = store.models_home() / DEFAULT
     if not is_ready(folder):
@@ -69,7 +73,8 @@ def _default(progress: Progress, download: bool) -> Resolved:
             )
 
         def make(scratch: Path, target: Path) -> None:
-            _convert(default_gguf(scratch, progress), target, DEFAULT, progress)
+            source = default_gguf(scratch, progress)
+            _convert(source, target, DEFAULT, progress, _DEFAULT_SAMPLING)
 
         folder = build(
             DEFAULT, make, source="default", origin="SmolLM2-135M-Instruct", progress=progress
@@ -99,10 +104,19 @@ def _file(path: Path, progress: Progress) -> Resolved:
     return Resolved(path.stem, folder, "gguf")
 
 
-def _convert(source: Path, target: Path, name: str, progress: Progress) -> None:
+def _convert(
+    source: Path,
+    target: Path,
+    name: str,
+    progress: Progress,
+    sampling: dict[str, float] | None = None,
+) -> None:
     from millrace.models.gguf import convert
 
-    convert(source, target, done=lambda done, total: progress(f"Converting {name}", done, total))
+    def done(read: int, total: int) -> None:
+        progress(f"Converting {name}", read, total)
+
+    convert(source, target, sampling=sampling, done=done)
 
 
 def _folder(path: Path) -> Resolved:

@@ -80,8 +80,10 @@ class EngineClient:
     def pid(self) -> int | None:
         return self._connection.pid if self._connection else None
 
-    def start(self) -> None:
-        self._keeper = asyncio.create_task(self._keep())
+    async def start(self) -> None:
+        """Returns once the engine's process is on its way, so that it loads while others work."""
+        self._connection = await self._launch()
+        self._keeper = asyncio.create_task(self._keep(self._connection))
 
     async def settled(self) -> None:
         """Wait for the first start to succeed; raises why it did not."""
@@ -182,17 +184,16 @@ class EngineClient:
         if not live.open and self.live.get(live.id) is live:
             self._end(live, "ok", None)
 
-    async def _keep(self) -> None:
+    async def _keep(self, connection: Connection) -> None:
         failed_starts = 0
         pause = 0.0
         while True:
-            self._connection = await self._launch()
             try:
                 while True:
-                    self._dispatch(await self._connection.receive())
+                    self._dispatch(await connection.receive())
             except EngineGone as gone:
                 was_ready = self.state is State.READY
-                await self._connection.close(0)
+                await connection.close(0)
                 self._connection = None
                 failed_starts = 0 if was_ready else failed_starts + 1
                 if self.failure is None and failed_starts >= STARTS_IN_A_ROW:
@@ -205,6 +206,7 @@ class EngineClient:
                 self._bury(gone)
             pause = 0.0 if was_ready else min(LONGEST_PAUSE, max(0.5, pause * 2))
             await asyncio.sleep(pause)
+            connection = self._connection = await self._launch()
 
     def _give_up(self, failure: MillraceError) -> None:
         self.state = State.FAILED

@@ -37,7 +37,7 @@ class Workplace:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def open_model(
+async def open_model(
     config: EngineConfig,
     launch: Callable[[], Awaitable[Connection]],
     metrics: Metrics,
@@ -49,5 +49,5 @@ def open_model(
     window = window_of(read_config(Path(config.model)), config.context)
     admission = Admission(config.max_running, max_queue)
     client = EngineClient(launch, admission, metrics.of(config.name), idle=idle)
-    client.start()
+    await client.start()
     return ServedModel(config.name, Tokenizer(Path(config.model)), client, window)

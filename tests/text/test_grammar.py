@@ -100,7 +100,14 @@ class Vocabulary:
 
 def specials(format: OutputFormat) -> list[str]:
     """The family's markers that a vocabulary would hold as special tokens."""
-    return sorted(m for m in format.markers if re.fullmatch(r"[<\[]\S+[>\]]", m))
+    found: set[str] = set()
+    for marker in format.markers:
+        parts = re.findall(r"<\|[^|<>\s]+\|>", marker)
+        if len(parts) > 1:
+            found.update(parts)
+        elif re.fullmatch(r"[<\[]\S+[>\]]", marker):
+            found.add(marker)
+    return sorted(found)
 
 
 def prompt_for(format: OutputFormat) -> str:
@@ -186,15 +193,14 @@ def test_a_thought_comes_first(format: OutputFormat) -> None:
 def test_harmony_thinks_then_answers_in_form() -> None:
     format = by_name("harmony")
     vocabulary = Vocabulary(specials(format))
-    grammar = answer_grammar(from_schema({"type": "integer"}, "s"), format, vocabulary.tokens)
+    integer = from_schema({"type": "integer"}, "s")
+    grammar = answer_grammar(integer, format, vocabulary.tokens, "may")
     final = "<|channel|>final<|message|>12"
     thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
     assert vocabulary.accepts(grammar, final)
     assert vocabulary.accepts(grammar, thought + thought + final)
     assert not vocabulary.accepts(grammar, "<|channel|>final<|message|>x")
-    both = calls_or_answer_grammar(
-        from_schema({"type": "integer"}, "s"), format, TOOLS, vocabulary.tokens
-    )
+    both = calls_or_answer_grammar(integer, format, TOOLS, vocabulary.tokens, thinking="may")
     call = "<|channel|>commentary to=functions.ping <|constrain|>json<|message|>{}<|call|>"
     assert vocabulary.accepts(both, thought + call)
     assert vocabulary.accepts(both, thought + final)
@@ -208,7 +214,10 @@ def test_tools_and_a_form_together(format: OutputFormat) -> None:
     entry = from_schema({"type": "object", "required": ["a"]}, "schema")
     grammar = calls_or_answer_grammar(entry, format, TOOLS, vocabulary.tokens)
     assert vocabulary.accepts(grammar, '{"a": 1}')
-    assert vocabulary.accepts(grammar, written(format, [Call("ping", {}, "abcdefgh1")]))
+    call = written(format, [Call("ping", {}, "abcdefgh1")])
+    if format.name == "llama-3":
+        call = "<|python_tag|>" + call
+    assert vocabulary.accepts(grammar, call)
     assert not vocabulary.accepts(grammar, "Hello.")
 
 
@@ -221,7 +230,7 @@ def test_strict_tools_once_a_call_opens(format: OutputFormat) -> None:
         lazy = strict_grammar(format, strict, vocabulary.tokens)
     except BadRequest as error:
         assert "strict" in error.message.lower()
-        assert format.name in ("pythonic", "xlam", "llama-3", "functionary-v3.2")
+        assert format.name in ("pythonic", "functionary-v3.2")
         return
     assert lazy is not None
     trigger = lazy.triggers[0]
@@ -234,6 +243,14 @@ def test_strict_tools_once_a_call_opens(format: OutputFormat) -> None:
     count = matcher.try_consume_tokens(tokens)
     assert matcher.is_accepting() or count == len(tokens)
     assert not vocabulary.accepts(lazy.grammar, bad.partition(trigger)[2])
+
+
+def test_a_prompt_that_opens_the_first_call() -> None:
+    format = by_name("functionary-v3.2")
+    grammar = calls_grammar(format, TOOLS, {}, prompt="assistant\n\n>>>")
+    calls = written(format, [Call("ping", {}), Call("ping", {})])
+    assert BYTES.accepts(grammar, calls.removeprefix(">>>"))
+    assert not BYTES.accepts(grammar, calls)
 
 
 PLAIN = by_name("plain")

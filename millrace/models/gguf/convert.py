@@ -22,12 +22,14 @@ def convert(
     folder: Path,
     *,
     exact: bool = False,
+    sampling: dict[str, float] | None = None,
     done: Callable[[int, int], None] = _ignore,
 ) -> None:
     """Fill the existing, empty `folder` with the model in `source`.
 
-    `exact` stores types without an exact MLX form in float32 in place of float16. `done` is told
-    the bytes read so far and the bytes to read.
+    `exact` stores types without an exact MLX form in float32 in place of float16. `sampling` holds
+    the defaults that the model's authors recommend. `done` is told the bytes read so far and the
+    bytes to read.
     """
     model = open_gguf(source)
     layout = plan(model)
@@ -44,7 +46,7 @@ def convert(
     if quantization is not None:
         config["quantization"] = quantization
     _write(folder / "config.json", config)
-    _write(folder / "generation_config.json", ends)
+    _write(folder / "generation_config.json", ends | (sampling or {}))
     tokenizer.tokenizer.save(str(folder / "tokenizer.json"))
     _write(
         folder / "tokenizer_config.json",

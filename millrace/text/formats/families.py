@@ -166,6 +166,7 @@ FAMILIES: tuple[Family, ...] = (
             drops=frozenset(
                 {"<|begin|>assistant", "<|content|>", "<|end|>", "<|tool_calls|>", "<|calls|>"}
             ),
+            wrapper=("<|begin|>assistant<|content|>", "<|end|>"),
         ),
         (("<|tool_call:begin|>",),),
     ),
@@ -212,6 +213,7 @@ FAMILIES: tuple[Family, ...] = (
             drops=frozenset(
                 {"<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"}
             ),
+            wrapper=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
         ),
         (("<|START_ACTION|>",),),
         ("<|START_ACTION|>",),
@@ -311,6 +313,7 @@ FAMILIES: tuple[Family, ...] = (
                 ),
             ),
             primers=(">>>",),
+            wrapper=("all\n", ""),
         ),
         ((">>>all", "<|end_header_id|>"),),
     ),

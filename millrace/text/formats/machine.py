@@ -8,6 +8,7 @@ tools to the sink.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 
 from millrace.text.deltas import Piece
 from millrace.text.formats.channels import Router
@@ -59,7 +60,7 @@ class OutputParser:
         self._reader = Reader()
         self._sink = Sink(tools, parallel=parallel, new_id=new_id)
         self._state = Decoding(self._reader, self._sink)
-        self._tables = Tables(format, tuple(self._sink.tools))
+        self._tables = _tables(format, tuple(self._sink.tools))
         self._primed = primer(format, prompt)
         self._thinking = False
         self._steps = self._run()
@@ -108,8 +109,10 @@ class OutputParser:
     def _body(self, ends: Patterns) -> Steps[str | None]:
         """Content with thoughts and calls in it, up to one of `ends`; returns which."""
         tables, sink = self._tables, self._sink
-        plain = Patterns([*tables.content.patterns, *ends.patterns])
-        broken = Patterns([*tables.broken.patterns, *ends.patterns])
+        plain, broken = tables.content, tables.broken
+        if ends.patterns:
+            plain = Patterns([*plain.patterns, *ends.patterns])
+            broken = Patterns([*broken.patterns, *ends.patterns])
         patterns = plain
         yield from self._at_start()
         while True:
@@ -262,6 +265,11 @@ class Tables:
         self.thought = Patterns(
             [*opens, *(self.thought_opens | self.thought_closes | format.drops) - {""}]
         )
+
+
+@lru_cache(maxsize=128)
+def _tables(format: OutputFormat, tools: tuple[str, ...]) -> Tables:
+    return Tables(format, tools)
 
 
 def soft_markers(syntax: CallSyntax, tools: tuple[str, ...]) -> tuple[str, ...]:

@@ -151,9 +151,12 @@ class Messages:
     """Calls are written in the body, by the format's call syntaxes."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OutputFormat:
-    """All that is needed to read, prompt for and enforce a family's answers."""
+    """All that is needed to read, prompt for and enforce a family's answers.
+
+    Made once per model and kept: the parser's tables are cached by its identity.
+    """
 
     name: str
     calls: tuple[CallSyntax, ...] = ()
@@ -163,6 +166,8 @@ class OutputFormat:
     """Markup without meaning for a client: turn ends, section borders, response wrappers."""
     primers: tuple[str, ...] = ()
     """Ends of a prompt that put the answer's first character inside markup."""
+    wrapper: tuple[str, str] = ("", "")
+    """What the family may write around its content."""
     python_tools: bool = False
     """Tools are shown as Python signatures by us, since the template knows nothing of tools."""
 

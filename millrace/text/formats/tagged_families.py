@@ -188,6 +188,7 @@ TAGGED: tuple[tuple[OutputFormat, tuple[tuple[str, ...], ...]], ...] = (
                 "<|close|>message<|sep|>",
                 "<|end_of_msg|>",
             ),
+            wrapper=("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
         ),
         (("'argument'", "open_tag"), ("<|open|>argument",)),
     ),

@@ -49,27 +49,32 @@ class CallGrammar:
             None if format.messages is not None and not format.calls else written_syntax(format)
         )
 
-    def all(self, skip: str = "") -> str:
-        """Every call of an answer. `skip` is opening text that already stands there."""
+    def all(self, skip: str = "", opened: str = "", marked: bool = False) -> str:
+        """Every call of an answer.
+
+        `skip` is opening text that already stands there, of a call that is held to the grammar
+        alone; `opened` the same for the first of several. `marked` asks for an opening mark even
+        where the family can do without.
+        """
         syntax = self.syntax
         if isinstance(syntax, JsonCalls):
-            return self._json(syntax, skip)
+            return self._json(syntax, skip, marked)
         if isinstance(syntax, HeaderCalls):
-            return self._joined(syntax.section or ("", ""), syntax.between, syntax, skip)
+            return self._joined(syntax.section or ("", ""), syntax.between, skip, opened)
         if isinstance(syntax, TaggedCalls):
-            return self._joined(syntax.wrap, syntax.between, syntax, skip)
+            return self._joined(syntax.wrap, syntax.between, skip, "")
         if isinstance(syntax, PythonCalls):
             return self._python(syntax, skip)
         raise Unsupported("This model has no way to call tools.", param="tool_choice")
 
-    def harmony_arguments(self, index: int) -> str:
+    def arguments(self, index: int) -> str:
         return self._build.schema(self._schemas[index])
 
-    def one(self, index: int, skip: str = "") -> str:
+    def one(self, index: int, skip: str = "", prefix: str = "") -> str:
         """One call of one tool, without what stands around all calls."""
         syntax = self.syntax
         if isinstance(syntax, HeaderCalls):
-            return self._header(syntax, index, skip)
+            return self._header(syntax, index, skip, prefix)
         if isinstance(syntax, TaggedCalls):
             return self._tagged(syntax, index, skip)
         raise Unsupported("This model has no way to call tools.", param="tool_choice")
@@ -80,52 +85,27 @@ class CallGrammar:
         separator = self._build.literal(between) if between else ""
         return f"{item} ({separator} {item})*"
 
-    def _joined(
-        self, wrap: tuple[str, str], between: str, syntax: HeaderCalls | TaggedCalls, skip: str
-    ) -> str:
+    def _joined(self, wrap: tuple[str, str], between: str, skip: str, opened: str) -> str:
         build = self._build
-        calls = [self.one(index, skip) for index in range(len(self._tools))]
-        call = build.rule("call", " | ".join(calls))
+        numbers = range(len(self._tools))
+        call = build.rule("call", " | ".join(self.one(number, skip) for number in numbers))
         if skip:
             return call
-        start = build.literal(wrap[0]) if wrap[0] else ""
-        end = build.literal(wrap[1]) if wrap[1] else ""
-        return build.rule("calls", f"{start} {self._many(call, between)} {end}".strip())
+        calls = self._many(call, between)
+        if opened:
+            first = build.rule("first", " | ".join(self.one(n, opened, "first_") for n in numbers))
+            calls = f"{first} ({self._text(between)} {call})*" if self._parallel else first
+        return build.rule("calls", f"{self._text(wrap[0])} {calls} {self._text(wrap[1])}".strip())
 
-    def _json(self, syntax: JsonCalls, skip: str) -> str:
+    def _json(self, syntax: JsonCalls, skip: str, marked: bool) -> str:
         build = self._build
-        bodies = []
-        for tool, schema in zip(self._tools, self._schemas, strict=True):
-            arguments = build.schema(schema)
-            name = to_json(tool.name)
-            if syntax.name_is_key:
-                bodies.append(f"{quoted('{' + name + ': ')} {arguments} {quoted('}')}")
-                continue
-            lead, tail = "{", "}"
-            number = ""
-            if syntax.write_id == "before":
-                number = (
-                    f"{quoted('{' + to_json(syntax.id_keys[-1]) + ': ' + chr(34))} /[0-9]{{1,2}}/ "
-                )
-                lead = '", '
-            lead += f"{to_json(syntax.name_keys[0])}: {name}, {to_json(syntax.args_keys[0])}: "
-            if syntax.write_id == "after":
-                key = quoted(f', {to_json(syntax.id_keys[0])}: "')
-                bodies.append(
-                    f"{number}{quoted(lead)} {arguments} {key} /[a-zA-Z0-9]{{9}}/ {quoted(chr(34) + tail)}"
-                )
-            else:
-                bodies.append(f"{number}{quoted(lead)} {arguments} {quoted(tail)}")
-        body = build.rule("body", " | ".join(bodies))
-        opening = syntax.opens[0] if syntax.opens else ""
-        if not syntax.opens and syntax.soft and not syntax.soft_inside:
-            opening = syntax.soft[0]
-        if syntax.soft_inside and syntax.soft:
-            opening = ""
-        close = (syntax.closes or (syntax.fence,))[0]
-        pad = syntax.padding
+        bare = syntax.soft_inside and bool(syntax.soft) and not (marked and syntax.opens)
+        body = build.rule("body", " | ".join(self._json_bodies(syntax, skip if bare else "")))
+        opening = "" if bare else (syntax.opens or syntax.soft)[0]
         if skip:
             opening = opening.partition(skip)[2]
+        close = (syntax.closes or (syntax.fence,))[0]
+        pad = syntax.padding
         if syntax.layout == "each":
             call = f"{self._text(opening + pad)} {body} {self._text(pad + close)}"
             if skip:
@@ -135,14 +115,39 @@ class CallGrammar:
             start, end = opening + pad, pad + close
         else:
             start, end = f"{opening}[{pad}", f"{pad}]{close}"
+        if bare and skip:
+            start = ""
         between = "\n" if syntax.layout == "lines" else syntax.between
         calls = f"{self._text(start)} {self._many(body, between)} {self._text(end)}"
         return build.rule("calls", calls)
 
+    def _json_bodies(self, syntax: JsonCalls, skip: str) -> list[str]:
+        """The object of one call, for each tool."""
+        bodies = []
+        for index, tool in enumerate(self._tools):
+            name, before, after = to_json(tool.name), "", quoted("}")
+            if syntax.name_is_key:
+                lead = "{" + name + ": "
+            else:
+                lead = f"{to_json(syntax.name_keys[0])}: {name}, {to_json(syntax.args_keys[0])}: "
+                if syntax.write_id == "before":
+                    key = to_json(syntax.id_keys[-1])
+                    before = quoted("{" + key + ': "') + " /[0-9]{1,2}/ "
+                    lead = '", ' + lead
+                else:
+                    lead = "{" + lead
+            if syntax.write_id == "after":
+                key = quoted(f', {to_json(syntax.id_keys[0])}: "')
+                after = f"{key} /[a-zA-Z0-9]{{9}}/ " + quoted('"}')
+            if skip:
+                lead = lead.removeprefix(skip.lstrip("["))
+            bodies.append(f"{before}{quoted(lead)} {self.arguments(index)} {after}")
+        return bodies
+
     def _text(self, text: str) -> str:
         return self._build.literal(text) if text else ""
 
-    def _header(self, syntax: HeaderCalls, index: int, skip: str) -> str:
+    def _header(self, syntax: HeaderCalls, index: int, skip: str, prefix: str) -> str:
         build, tool = self._build, self._tools[index]
         head, _, tail = syntax.template.partition("{arguments}")
         head = head.replace("{name}", tool.name)
@@ -162,7 +167,7 @@ class CallGrammar:
         else:
             arguments = build.schema(schema)
         text = " ".join([*parts, arguments, self._text(tail)])
-        return build.rule(f"t{index}_call", text)
+        return build.rule(f"{prefix}t{index}_call", text)
 
     def _tagged(self, syntax: TaggedCalls, index: int, skip: str) -> str:
         build, tool, schema = self._build, self._tools[index], self._schemas[index]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from millrace.errors import BadRequest, Unsupported
+from millrace.text.formats.machine import primer
 from millrace.text.formats.syntax import JsonCalls, Messages, OutputFormat, PythonCalls
 from millrace.text.formats.tools import ToolSpec
 from millrace.text.grammar.calls import CallGrammar
@@ -36,10 +37,7 @@ def answer_grammar(
 ) -> str:
     """An answer whose content has the demanded form."""
     build = Builder(tokens)
-    body = build.entry(entry)
-    if format.messages is not None and not format.messages.inline_bodies:
-        body = f"{_final(build, format.messages)} {body}"
-    return _finished(build, format, body, thinking)
+    return _finished(build, format, _content(build, format, entry), thinking)
 
 
 def calls_grammar(
@@ -50,29 +48,14 @@ def calls_grammar(
     name: str | None = None,
     parallel: bool = True,
     thinking: Thinking = "no",
+    prompt: str = "",
 ) -> str:
-    """An answer that is calls: of any tool, or only of the one named."""
-    chosen = chosen_tools(tools, name)
+    """An answer that is calls: of any tool, or only of the one named.
+
+    `prompt` is the rendered prompt or its tail, for families whose prompt opens the first call.
+    """
     build = Builder(tokens)
-    grammar = CallGrammar(build, format, chosen, parallel)
-    messages = format.messages
-    if messages is not None and not messages.inline_bodies:
-        body = " | ".join(
-            f"{_to_tool(build, messages, tool)} {grammar.harmony_arguments(index)} "
-            f"{build.literal(messages.ends[-1])}"
-            for index, tool in enumerate(chosen)
-        )
-        body = build.rule("calls", body)
-    elif messages is not None:
-        body = build.rule(
-            "calls",
-            " | ".join(
-                f"{build.literal(f' to={tool.name}{messages.message}')} {grammar.all()}"
-                for tool in chosen
-            ),
-        )
-    else:
-        body = grammar.all()
+    body = _calls(build, format, chosen_tools(tools, name), parallel, prompt)
     return _finished(build, format, body, thinking)
 
 
@@ -84,21 +67,12 @@ def calls_or_answer_grammar(
     *,
     parallel: bool = True,
     thinking: Thinking = "no",
+    prompt: str = "",
 ) -> str:
     """Tools and a demanded form together: the model calls, or answers in that form."""
     build = Builder(tokens)
-    content = build.entry(entry)
-    messages = format.messages
-    grammar = CallGrammar(build, format, tools, parallel)
-    if messages is not None and not messages.inline_bodies:
-        calls = [
-            f"{_to_tool(build, messages, tool)} {grammar.harmony_arguments(index)} "
-            f"{build.literal(messages.ends[-1])}"
-            for index, tool in enumerate(tools)
-        ]
-        body = build.rule("either", " | ".join([*calls, f"{_final(build, messages)} {content}"]))
-    else:
-        body = build.rule("either", f"{grammar.all()} | {content}")
+    calls = _calls(build, format, tools, parallel, prompt, marked=True)
+    body = build.rule("either", f"{calls} | {_content(build, format, entry)}")
     return _finished(build, format, body, thinking)
 
 
@@ -116,18 +90,54 @@ def strict_grammar(
     grammar = CallGrammar(build, format, tools, parallel=True)
     messages = format.messages
     if messages is not None and not messages.inline_bodies:
-        trigger = f"to={messages.recipient_prefix}"
         header = "(/[a-z ]+/ | " + " | ".join(build.literal(m) for m in messages.header) + ")*"
         body = " | ".join(
             f"{quoted(tool.name)} {header} {build.literal(messages.message)} "
-            f"{grammar.harmony_arguments(index)} {build.literal(messages.ends[-1])}"
+            f"{grammar.arguments(index)} {build.literal(messages.ends[-1])}"
             for index, tool in enumerate(tools)
         )
         build.rule("start", body)
-        return Lazy((trigger,), _checked(build))
+        return Lazy((f"to={messages.recipient_prefix}",), _checked(build))
     trigger = _trigger(format, grammar)
     build.rule("start", grammar.all(skip=trigger))
     return Lazy((trigger,), _checked(build))
+
+
+def _calls(
+    build: Builder,
+    format: OutputFormat,
+    tools: Sequence[ToolSpec],
+    parallel: bool,
+    prompt: str,
+    marked: bool = False,
+) -> str:
+    grammar = CallGrammar(build, format, tools, parallel)
+    messages = format.messages
+    if messages is None:
+        return grammar.all(opened=primer(format, prompt), marked=marked)
+    if messages.inline_bodies:
+        ends = " | ".join(build.literal(end) for end in messages.ends)
+        bodies = [
+            f"{build.literal(f' to={tool.name}{messages.message}')} {grammar.all()} ({ends})?"
+            for tool in tools
+        ]
+    else:
+        bodies = [
+            f"{_to_tool(build, messages, tool)} {grammar.arguments(index)} "
+            f"{build.literal(messages.ends[-1])}"
+            for index, tool in enumerate(tools)
+        ]
+    return build.rule("messages", " | ".join(bodies))
+
+
+def _content(build: Builder, format: OutputFormat, entry: Entry) -> str:
+    body = build.entry(entry)
+    messages = format.messages
+    if messages is not None:
+        channel = f"{messages.header[0]}final" if messages.header else ""
+        return f"{build.literal(channel + messages.message)} {body}"
+    before, after = (f"({build.literal(text)})?" if text else "" for text in format.wrapper)
+    return build.rule("content", f"{before} {body} {after}".strip())
 
 
 def _loose(tool: ToolSpec) -> ToolSpec:
@@ -140,10 +150,11 @@ def _loose(tool: ToolSpec) -> ToolSpec:
 
 def _trigger(format: OutputFormat, grammar: CallGrammar) -> str:
     syntax = grammar.syntax
+    if isinstance(syntax, JsonCalls) and syntax.soft and syntax.soft_inside:
+        return syntax.soft[0]
     if syntax is not None and syntax.opens:
         return syntax.opens[0]
-    inside = isinstance(syntax, JsonCalls) and syntax.soft_inside
-    if isinstance(syntax, JsonCalls | PythonCalls) and syntax.soft and not inside:
+    if isinstance(syntax, JsonCalls | PythonCalls) and syntax.soft:
         return syntax.soft[0]
     raise Unsupported(
         f"Strict tools cannot be enforced for this model: its calls ({format.name}) have no "
@@ -169,7 +180,8 @@ def chosen_tools(tools: Sequence[ToolSpec], name: str | None) -> list[ToolSpec]:
 
 def _finished(build: Builder, format: OutputFormat, body: str, thinking: Thinking) -> str:
     if format.messages is not None:
-        build.rule("start", f"{_messages_thought(build, format.messages)} {body}")
+        thoughts = "" if thinking == "no" else _messages_thought(build, format.messages)
+        build.rule("start", f"{thoughts} {body}")
         return _checked(build)
     thought = format.thought
     if thought is None or thinking == "no":
@@ -193,10 +205,6 @@ def _messages_thought(build: Builder, messages: Messages) -> str:
         head = build.literal(f"{messages.header[0]}{channel}{messages.message}")
     rest = build.until("thought_rest", f"{messages.ends[0]}{messages.start}assistant")
     return build.rule("thoughts", f"({head} {rest})*")
-
-
-def _final(build: Builder, messages: Messages) -> str:
-    return build.literal(f"{messages.header[0]}final{messages.message}")
 
 
 def _to_tool(build: Builder, messages: Messages, tool: ToolSpec) -> str:

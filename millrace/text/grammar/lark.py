@@ -49,10 +49,17 @@ class Builder:
         return found
 
     def literal(self, text: str) -> str:
-        """An expression that matches exactly `text`."""
-        parts = [
-            quoted(piece) if token is None else f"<[{token}]>" for piece, token in self.pieces(text)
-        ]
+        """An expression that matches exactly `text`.
+
+        Blanks are lexemes of their own: llguidance's lexer takes the longest lexeme and does not
+        turn back, so a separator must not be the beginning of what may stand there instead.
+        """
+        parts: list[str] = []
+        for piece, token in self.pieces(text):
+            if token is not None:
+                parts.append(f"<[{token}]>")
+            else:
+                parts += [quoted(part) for part in re.split(r"(\s+)", piece) if part]
         return " ".join(parts) or '""'
 
     def until(self, name: str, close: str, regex: str = r"(.|\n)*") -> str:

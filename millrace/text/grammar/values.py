@@ -34,6 +34,17 @@ def sequence(build: Builder, name: str, items: Sequence[tuple[bool, str]], separ
     return empty
 
 
+def repeated(item: str, schema: Mapping[str, Any], separator: str) -> str:
+    """As many items as the schema of their list allows."""
+    low = int(schema.get("minItems") or 0)
+    high = schema.get("maxItems")
+    if high is not None and int(high) == 0:
+        return '""'
+    more = "" if high is None else str(int(high) - 1)
+    text = f"{item} ({separator} {item}){{{max(low - 1, 0)},{more}}}"
+    return f"({text})" if low else f"({text})?"
+
+
 def free_text(schema: Any, root: Mapping[str, Any]) -> str:
     """The regular expression of a string value that stands without quotes."""
     found = resolve(schema, root)
@@ -86,7 +97,8 @@ def delimited(
             forms.append(f"{build.literal(quote)} {inner}")
         elif kind == "array" and depth < 8:
             item = delimited(build, f"{part}_i", found.get("items"), root, quote, depth + 1)
-            forms.append(f'"[" ({item} ("," {item})*)? "]"')
+            items = repeated(item, found, quoted(","))
+            forms.append(f'"[" {items} "]"')
         elif kind == "object" and depth < 8:
             forms.append(delimited_object(build, part, found, root, quote, depth + 1))
         else:
@@ -136,7 +148,8 @@ def element(
         elif kind == "array":
             inner = element(build, f"{name}_i", found.get("items"), root, token, f"{token}</item>")
             opening = build.literal(f"{token}<item>")
-            forms.append(f"({opening} {inner})* {build.literal(close)}")
+            items = repeated(f"({opening} {inner})", found, "")
+            forms.append(f"{items} {build.literal(close)}")
         else:
             plain = build.schema({**with_definitions(found, root), "type": kind})
             forms.append(f"{plain} {build.literal(close)}")
