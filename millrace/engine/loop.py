@@ -51,6 +51,8 @@ class Engine:
         self._scheduler: Scheduler[Job] = Scheduler(config.max_running, self._pace, budget)
         self._stopping = False
         self._last_read: float | None = None
+        self._last_job: Job | None = None
+        """Whose chunk may still be running on the device, while no row is."""
         self._chunks: deque[int] = deque([0, 0, 0], maxlen=3)
         """Prompt tokens launched in this turn and the two before."""
 
@@ -75,7 +77,7 @@ class Engine:
         step = Step()
         in_flight = self._batch.in_flight()
         pre_empted = self._leave()
-        for job in self._scheduler.joining():
+        for job in self._scheduler.joining(len(self._batch), time.monotonic()):
             job.open(self._model)
             self._batch.join(job.rows, job.caches, job.tokens[-1])
         if self._batch:
@@ -141,9 +143,11 @@ class Engine:
         try:
             job.run(self._model, count)
             if not self._batch:
-                # Nobody waits for tokens: wait for the chunk, so that an abort is heard after it.
-                job.wait()
+                # Nobody waits for tokens: wait for a chunk, so that an abort is heard after it.
+                # The one before, if it was another prompt's, so that the device is never idle.
+                (job if self._last_job is job else self._last_job or job).wait()
                 self._pace.saw_chunk(count, time.perf_counter() - begin)
+            self._last_job = None if self._batch else job
         except Exception as error:  # whatever a model raises fails this request alone
             log.exception("prefill of %s failed", job.request.id)
             self._fail(job, "request_failed", f"The prompt could not be run: {error}")

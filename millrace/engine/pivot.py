@@ -1,4 +1,4 @@
-"""Thresholds for top-k, top-p and min-p without sorting the vocabulary on the device.
+"""Thresholds for top-k, top-p and min-p: one number per row, below which tokens are out.
 
 `find` takes unnormalised weights whose greatest is 1 and returns, per row, the least weight that is
 kept. Ties with it are kept too, so the answer does not depend on the order of equal tokens.
@@ -69,9 +69,7 @@ def _row_pivot(row: np.ndarray, top_k: int, top_p: float, min_p: float) -> float
 
 
 class DevicePivots:
-    """For GPUs: bisection on the weights, a fixed number of cheap passes and no wait for the host."""
-
-    PASSES = 26
+    """For GPUs: one sort on the device and no wait for the host."""
 
     def find(
         self,
@@ -82,43 +80,27 @@ class DevicePivots:
     ) -> mx.array:
         size = weights.shape[-1]
         pivot = mx.array(list(min_p), mx.float32)[:, None]
-        if any(0 < k < size for k in top_k):
-            wanted = mx.array([k if 0 < k < size else size for k in top_k], mx.float32)[:, None]
-            ones = mx.ones_like(weights)
-            pivot = mx.maximum(pivot, self._bisect(weights, ones, wanted))
-        if any(p < 1.0 for p in top_p):
-            kept = mx.where(weights >= pivot, weights, 0.0)
-            # A share of 1 or more keeps all; the search then settles at 0.
-            share = mx.array([p if p < 1.0 else 2.0 for p in top_p], mx.float32)[:, None]
-            wanted = share * mx.sum(kept, axis=-1, keepdims=True)
-            pivot = mx.maximum(pivot, self._bisect(weights, kept, wanted))
-        return pivot
+        counts = [k if 0 < k < size else size for k in top_k]
+        if min(counts) == size and min(top_p) >= 1.0:
+            return pivot
+        falling = mx.sort(weights, axis=-1)[:, ::-1]
+        kth = mx.take_along_axis(falling, mx.array(counts, mx.int32)[:, None] - 1, axis=-1)
+        pivot = mx.maximum(pivot, kth)
+        if min(top_p) >= 1.0:
+            return pivot
+        mass = mx.cumsum(mx.where(falling >= pivot, falling, 0.0), axis=-1)
+        share = mx.array(list(top_p), mx.float32)[:, None]
+        cut = mx.sum(mass < share * mass[:, -1:], axis=-1, keepdims=True)
+        last = mx.take_along_axis(falling, mx.minimum(cut, size - 1), axis=-1)
+        return mx.where(share < 1.0, mx.maximum(pivot, last), pivot)
 
     def typical(self, weights: mx.array, share: float) -> mx.array:
         p, off = _surprise(weights)
-        low = mx.zeros((weights.shape[0], 1))
-        high = mx.max(mx.where(p > 0, off, 0.0), axis=-1, keepdims=True)
-        for _ in range(self.PASSES):
-            middle = (low + high) * 0.5
-            mass = mx.sum(mx.where(off <= middle, p, 0.0), axis=-1, keepdims=True)
-            enough = mass >= share
-            low, high = mx.where(enough, low, middle), mx.where(enough, middle, high)
-        return mx.where(off <= high, weights, 0.0)
-
-    def _bisect(self, weights: mx.array, mass: mx.array, wanted: mx.array) -> mx.array:
-        """The greatest threshold (to float precision) that keeps at least `wanted` of the mass.
-
-        The search runs over exponents: weights span many orders of magnitude.
-        """
-        low = mx.full(wanted.shape, -104.0)
-        high = mx.zeros(wanted.shape)
-        for _ in range(self.PASSES):
-            middle = (low + high) * 0.5
-            kept = mx.sum(mx.where(weights >= mx.exp(middle), mass, 0.0), axis=-1, keepdims=True)
-            enough = kept >= wanted
-            low, high = mx.where(enough, middle, low), mx.where(enough, high, middle)
-        found = mx.exp(low)
-        return mx.where(low <= -103.9, 0.0, found)
+        order = mx.argsort(off, axis=-1)
+        mass = mx.cumsum(mx.take_along_axis(p, order, axis=-1), axis=-1)
+        cut = mx.minimum(mx.sum(mass < share, axis=-1, keepdims=True), weights.shape[-1] - 1)
+        limit = mx.take_along_axis(off, mx.take_along_axis(order, cut, axis=-1), axis=-1)
+        return mx.where(off <= limit, weights, 0.0)
 
 
 def _surprise(weights: mx.array) -> tuple[mx.array, mx.array]:

@@ -16,6 +16,8 @@ from millrace.engine.pace import Pace
 
 PRIORITY_SECONDS = 30.0
 """How much waiting one step of priority is worth."""
+BURST_SECONDS = 1.0
+"""How long prompts that are ready wait for others when nobody is being answered."""
 
 
 class Task(Protocol):
@@ -64,6 +66,8 @@ class Scheduler(Generic[T]):
         self._started: list[T] = []
         """Prompts that have been run in part and hold memory."""
         self._ready: list[T] = []
+        self._burst = 0.0
+        """When the first of the ready ones became ready."""
 
     @property
     def busy(self) -> bool:
@@ -86,9 +90,20 @@ class Scheduler(Generic[T]):
             if task in queue:
                 queue.remove(task)
 
-    def joining(self) -> list[T]:
-        """The tasks whose rows join the batch now."""
-        ready, self._ready = self._ready, []
+    def joining(self, running: int, now: float) -> list[T]:
+        """The tasks whose rows join the batch now.
+
+        While nobody is being answered, a burst is prefilled first and joins as one: its rows then
+        have no long gaps, and equal ones stay equal. Nobody waits for that longer than a moment.
+        """
+        if not self._ready:
+            return []
+        self._burst = self._burst or now
+        if not running and (following := self._first([])) is not None:
+            cost = following.left * self._pace.token_seconds
+            if now + cost < self._burst + BURST_SECONDS:
+                return []
+        ready, self._ready, self._burst = self._ready, [], 0.0
         return ready
 
     def next_chunk(self, running: Sequence[int]) -> tuple[T, int] | None:

@@ -16,6 +16,8 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
+_ALIGN = 8
+
 
 class Positions:
     """Where each row writes in this step, shared by all layers: computed once, on the host."""
@@ -30,9 +32,14 @@ class Positions:
 
     def begin(self) -> None:
         """Fix the write positions of the step about to be built."""
-        self.width = max(self.lens) + 1
-        self.uniform = self.width - 1 if min(self.lens) == self.width - 1 else None
-        self.offset = self.uniform if self.uniform is not None else mx.array(self.lens, mx.int32)
+        longest = max(self.lens)
+        self.uniform = longest if min(self.lens) == longest else None
+        if self.uniform is not None:
+            self.width, self.offset = longest + 1, longest
+        else:
+            # There is a mask anyway, and GPUs read keys faster at aligned widths.
+            self.width = -(-(longest + 1) // _ALIGN) * _ALIGN
+            self.offset = mx.array(self.lens, mx.int32)
         self._index = None
         self._masks = {}
 

@@ -14,6 +14,7 @@ from mlx.utils import tree_map
 from mlx_lm.utils import dequantize_model
 
 from millrace.config import Weights
+from millrace.models.quantized import flatten
 
 Device = Literal["cpu", "metal", "cuda"]
 
@@ -28,6 +29,8 @@ def place(model: Any, wanted: Weights, device: Device) -> None:
     """Give a lazily loaded model the weights that suit the device."""
     mode = resolve_weights(wanted, device)
     if mode == "keep":
+        if device == "cuda":
+            flatten(model)
         return
     dtype = mx.float32 if mode == "f32" else mx.bfloat16
     # A stream is a thread on the CPU: layers are widened side by side.

@@ -211,9 +211,7 @@ def _is_text(content: Any) -> bool:
 def _content(message: Message, style: Style) -> Message:
     content = message.get("content")
     if content is None:
-        return {**message, "content": None} if message.get("tool_calls") else {
-            **message, "content": ""
-        }  # fmt: skip
+        return {**message, "content": None if message.get("tool_calls") else ""}
     if message["role"] in ("user", "assistant", "tool") and not _is_text(content):
         if style.parts == "flatten":
             return {**message, "content": plain_text(content)}

@@ -76,7 +76,7 @@ class World:
             again = Prompt(row.arrived, row.length, row.priority, output=row.left)
             again.name = row.prompt.name
             self.scheduler.add(again)
-        for task in self.scheduler.joining():
+        for task in self.scheduler.joining(len(self.rows), self.now):
             self.rows += [Stream(task, task.length, task.output) for _ in range(task.width)]
             self.first.append(task)
         if self.rows:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections.abc import Mapping
 from typing import Any
 
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]
 import pytest
 from llguidance import LLMatcher, LLTokenizer
-from test_formats_support import PING, SPECS, fold, function, read
+from test_formats_support import PING, fold, function, read
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from millrace.errors import BadRequest
@@ -22,11 +21,6 @@ from millrace.text.grammar import (
     answer_grammar,
     calls_grammar,
     calls_or_answer_grammar,
-    from_choice,
-    from_fields,
-    from_grammar,
-    from_regex,
-    from_response_format,
     from_schema,
     strict_grammar,
 )
@@ -66,15 +60,17 @@ class Vocabulary:
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.decoder = decoders.ByteLevel()
         tokenizer.add_special_tokens([AddedToken(text, special=True) for text in [END, *specials]])
-        self.tokens: Mapping[str, int] = {text: tokenizer.token_to_id(text) for text in specials}
+        ids = tokenizer.get_vocab()
+        self.tokens: Mapping[str, int] = {text: ids[text] for text in specials}
         self._tokenizer = tokenizer
-        self.end = tokenizer.token_to_id(END)
+        self.end = ids[END]
         self.guide = LLTokenizer(tokenizer.to_str(), eos_token=self.end)
 
     def accepts(self, grammar: str, text: str) -> bool:
         matcher = self.matcher(grammar)
         tokens = self.guide.tokenize_str(text, parse_special=True)
-        return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+        consumed: int = matcher.try_consume_tokens(tokens)
+        return consumed == len(tokens) and bool(matcher.is_accepting())
 
     def matcher(self, grammar: str) -> Any:
         matcher = LLMatcher(self.guide, grammar)
@@ -245,93 +241,41 @@ def test_strict_tools_once_a_call_opens(format: OutputFormat) -> None:
     assert not vocabulary.accepts(lazy.grammar, bad.partition(trigger)[2])
 
 
+@formats
+def test_schemas_that_refer_to_themselves(format: OutputFormat) -> None:
+    node = {
+        "type": "object",
+        "properties": {
+            "kind": {"enum": ["leaf", "tree"]},
+            "kids": {"type": "array", "items": {"$ref": "#/$defs/node"}, "maxItems": 2},
+        },
+        "required": ["kind"],
+        "additionalProperties": False,
+    }
+    tool = type(BOUNDED)(
+        "plant",
+        {
+            "type": "object",
+            "properties": {"root": {"$ref": "#/$defs/node"}},
+            "required": ["root"],
+            "$defs": {"node": node},
+        },
+    )
+    vocabulary = Vocabulary(specials(format))
+    grammar = calls_grammar(format, [tool], vocabulary.tokens, parallel=False)
+    value = {"root": {"kind": "tree", "kids": [{"kind": "leaf"}]}}
+    text = written(format, [Call("plant", value, "abcdefgh1")]).replace("'", '"')
+    assert vocabulary.accepts(grammar, text)
+    assert fold(read(format, [text], [tool], prompt=prompt_for(format))).calls == [("plant", value)]
+
+
 def test_a_prompt_that_opens_the_first_call() -> None:
+    vocabulary = Vocabulary([])
     format = by_name("functionary-v3.2")
     grammar = calls_grammar(format, TOOLS, {}, prompt="assistant\n\n>>>")
     calls = written(format, [Call("ping", {}), Call("ping", {})])
-    assert BYTES.accepts(grammar, calls.removeprefix(">>>"))
-    assert not BYTES.accepts(grammar, calls)
-
-
-PLAIN = by_name("plain")
-BYTES = Vocabulary([])
-
-
-def accepts(entry: dict[str, Any], text: str) -> bool:
-    return BYTES.accepts(answer_grammar(entry, PLAIN, {}), text)
-
-
-def test_response_formats() -> None:
-    assert from_response_format(None) is None
-    assert from_response_format({"type": "text"}) is None
-    anything = from_response_format({"type": "json_object"})
-    assert anything is not None
-    assert accepts(anything, '{"a": [1, {"b": null}]}')
-    assert not accepts(anything, "[1]")
-    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
-    for shape in (
-        {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}},
-        {"type": "json_schema", "name": "x", "schema": schema},
-    ):
-        entry = from_response_format(shape)
-        assert entry is not None
-        assert accepts(entry, '{\n  "n": 12\n}')
-        assert not accepts(entry, '{"n": "12"}')
-        assert not accepts(entry, '{"n":' + " " * 40 + "12}")
-    for bad in ("json", {"type": "xml"}, {"type": "json_schema"}):
-        with pytest.raises(BadRequest):
-            from_response_format(bad)
-
-
-def test_other_ways_to_demand_a_form() -> None:
-    assert accepts(from_regex(r"a/b[0-9]{2}", "regex"), "a/b12")
-    assert accepts(from_choice(["yes", "no"], "guided_choice"), "no")
-    assert not accepts(from_choice(["yes", "no"], "guided_choice"), "maybe")
-    assert accepts(from_grammar('start: "a" "b"+', "guided_grammar"), "abb")
-    gbnf = 'root ::= item ("," item)*\nitem ::= [0-9]+ | "x"'
-    assert accepts(from_grammar(gbnf, "ebnf"), "1,x,23")
-    for fields, text in (
-        ({"guided_json": '{"type": "integer"}'}, "5"),
-        ({"json_schema": '{"type": "boolean"}'}, "true"),
-        ({"guided_regex": "[ab]+"}, "abba"),
-        ({"ebnf": gbnf}, "7"),
-        ({"response_format": {"type": "json_object"}}, "{}"),
-    ):
-        entry = from_fields(fields)
-        assert entry is not None
-        assert accepts(entry, text)
-    assert from_fields({"guided_json": None}) is None
-    with pytest.raises(BadRequest, match="only one"):
-        from_fields({"guided_regex": "a", "guided_choice": ["b"]})
-    for bad in ({"guided_regex": "("}, {"guided_grammar": "start: ("}, {"guided_choice": []}):
-        with pytest.raises(BadRequest) as error:
-            from_fields(bad)
-        assert error.value.param == next(iter(bad))
-
-
-@pytest.mark.parametrize(
-    ("schema", "keyword"),
-    [
-        ({"not": {"type": "string"}}, "not"),
-        ({"type": "array", "uniqueItems": True}, "uniqueItems"),
-        ({"type": "array", "contains": {"type": "integer"}}, "contains"),
-        ({"type": "object", "propertyNames": {"pattern": "^a"}}, "propertyNames"),
-        ({"if": {"type": "object"}, "then": {}}, "if"),
-        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf"),
-        ({"type": "string", "pattern": "(?=a)b"}, "pattern"),
-        ({"$ref": "#/$defs/none"}, "$ref"),
-        ({"type": "number", "minimum": 3, "maximum": 2}, "minimum"),
-    ],
-)
-def test_what_cannot_be_enforced_is_named(schema: dict[str, Any], keyword: str) -> None:
-    with pytest.raises(BadRequest) as error:
-        from_schema(schema, "response_format.json_schema")
-    assert keyword in error.value.message
-    assert error.value.param == "response_format.json_schema"
-
-
-def test_an_unknown_format_is_an_annotation() -> None:
-    assert accepts(from_schema({"type": "string", "format": "password"}, "s"), '"x"')
+    assert vocabulary.accepts(grammar, calls.removeprefix(">>>"))
+    assert not vocabulary.accepts(grammar, calls)
 
 
 def test_tool_choice_mistakes() -> None:
@@ -343,36 +287,3 @@ def test_tool_choice_mistakes() -> None:
     odd = tool_from_openai(function("odd", {"a": {"type": "array", "uniqueItems": True}}))
     with pytest.raises(BadRequest, match="uniqueItems"):
         calls_grammar(hermes, [odd], {})
-
-
-def test_walks_of_random_schemas_validate() -> None:
-    rng = random.Random(5)
-    for _ in range(60):
-        schema = random_schema(rng, 3)
-        grammar = answer_grammar(from_schema(schema, "s"), PLAIN, {})
-        jsonschema.validate(json.loads(BYTES.walk(grammar, rng)), schema)
-    assert len(SPECS) == 2
-
-
-def random_schema(rng: random.Random, depth: int) -> dict[str, Any]:
-    kind = rng.choice(["string", "integer", "number", "boolean", "enum", "array", "object", "any"])
-    if kind == "string":
-        return {"type": "string", "maxLength": rng.randint(0, 5)}
-    if kind == "enum":
-        return {"enum": ["a", 1, None, True][: rng.randint(1, 4)]}
-    if kind in ("integer", "number"):
-        return {"type": kind, "minimum": rng.randint(-9, 0), "maximum": rng.randint(1, 99)}
-    if kind == "boolean" or depth == 0:
-        return {"type": "boolean"}
-    if kind == "array":
-        items = random_schema(rng, depth - 1)
-        return {"type": "array", "items": items, "maxItems": rng.randint(0, 3)}
-    if kind == "any":
-        return {"anyOf": [random_schema(rng, depth - 1) for _ in range(2)]}
-    properties = {f"k{i}": random_schema(rng, depth - 1) for i in range(rng.randint(0, 3))}
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": [key for key in properties if rng.random() < 0.5],
-        "additionalProperties": False,
-    }

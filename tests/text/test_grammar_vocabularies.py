@@ -7,7 +7,7 @@ import random
 import zipfile
 from pathlib import Path
 
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 from test_formats_support import MATERIAL, fold, read

@@ -22,7 +22,8 @@ CHATML = """
 {%- if m.role == 'assistant' and m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}
 {{- m.content or '' }}
 {%- for c in m.tool_calls or [] %}
-{{- '<tool_call>\n{"name": "' + c.function.name + '", "arguments": ' + c.function.arguments | tojson + '}\n</tool_call>' }}
+{{- '<tool_call>\n{"name": "' + c.function.name + '", "arguments": ' }}
+{{- c.function.arguments | tojson + '}\n</tool_call>' }}
 {%- endfor %}
 {{- '<|im_end|>\n' }}
 {%- endfor %}
@@ -32,8 +33,11 @@ CHATML = """
 ALTERNATING = """
 {%- for m in messages %}
 {%- if m.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}
-{%- if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Roles must alternate') }}{% endif %}
-{{- '<start_of_turn>' + ('model' if m.role == 'assistant' else m.role) + '\n' + m.content | trim + '<end_of_turn>\n' }}
+{%- if (m.role == 'user') != (loop.index0 % 2 == 0) %}
+{{- raise_exception('Roles must alternate') }}
+{%- endif %}
+{{- '<start_of_turn>' + ('model' if m.role == 'assistant' else m.role) + '\n' }}
+{{- m.content | trim + '<end_of_turn>\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}<start_of_turn>model\n{% endif %}
 """
@@ -44,7 +48,8 @@ STRINGS = """
 {%- elif m.tool_calls %}
 {%- if m.tool_calls | length != 1 %}{{ raise_exception('one call at a time') }}{% endif %}
 {%- if m.tool_calls[0].id | length != 9 %}{{ raise_exception('ids have nine characters') }}{% endif %}
-{{- '[CALL ' + m.tool_calls[0].id + ']' + m.tool_calls[0].function.name + m.tool_calls[0].function.arguments }}
+{%- set call = m.tool_calls[0] %}
+{{- '[CALL ' + call.id + ']' + call.function.name + call.function.arguments }}
 {%- else %}[{{ m.role }}]{{ m.content }}{% endif %}
 {%- endfor %}
 """
@@ -105,7 +110,10 @@ def test_arguments_become_objects() -> None:
 
 def test_arguments_become_text_ids_short_and_calls_single() -> None:
     text, prepared = ready(STRINGS, calling({"city": "Bern"}))
-    assert [m["role"] for m in prepared.messages] == ["user", "assistant", "tool"] + [
+    assert [m["role"] for m in prepared.messages] == [
+        "user",
+        "assistant",
+        "tool",
         "assistant",
         "tool",
     ]
@@ -128,7 +136,7 @@ def test_invalid_arguments_of_an_earlier_turn_are_kept_as_text() -> None:
 
 
 def test_reasoning_of_earlier_turns_under_the_templates_key() -> None:
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "b", "reasoning": "Hm."},
         {"role": "user", "content": "c"},
@@ -140,7 +148,7 @@ def test_reasoning_of_earlier_turns_under_the_templates_key() -> None:
 
 
 def test_developer_and_several_system_messages() -> None:
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "system", "content": "One."},
         {"role": "developer", "content": [{"type": "text", "text": "Two."}]},
         {
@@ -164,7 +172,7 @@ def test_developer_and_several_system_messages() -> None:
 
 
 def test_without_a_system_role_and_with_strict_turns() -> None:
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Hi."},
         {"role": "user", "content": "There?"},

@@ -38,9 +38,16 @@ def resolve(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Mapping[str
     return schema if isinstance(schema, Mapping) else {}
 
 
-def kinds(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
-    """The JSON types a schema allows; empty when it says nothing."""
+def kinds(schema: Any, root: Mapping[str, Any], seen: set[int] | None = None) -> frozenset[str]:
+    """The JSON types a schema allows; empty when it says nothing.
+
+    `seen` keeps schemas that refer to themselves, or to one another, from being visited twice.
+    """
     schema = resolve(schema, root)
+    seen = set() if seen is None else seen
+    if id(schema) in seen:
+        return frozenset()
+    seen.add(id(schema))
     declared = schema.get("type")
     if isinstance(declared, str):
         return frozenset({declared})
@@ -52,8 +59,7 @@ def kinds(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str
     found: set[str] = set()
     for word in ("anyOf", "oneOf", "allOf"):
         for part in schema.get(word) or ():
-            if depth < 16:
-                found |= kinds(part, root, depth + 1)
+            found |= kinds(part, root, seen)
     if not found and "properties" in schema:
         found.add("object")
     if not found and "items" in schema:

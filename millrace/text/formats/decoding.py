@@ -29,6 +29,7 @@ class Decoding:
         if name not in self.sink.tools and (self.soft or not _TOOL_NAME.match(name)):
             raise Malformed(name)
         self.committed = True
+        self.reader.forget()
         self.sink.begin(name, given_id)
 
     def end(self) -> None:

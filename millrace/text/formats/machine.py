@@ -81,6 +81,8 @@ class OutputParser:
     def prime(self, text: str) -> None:
         """Reads the part of an answer that the prompt already holds, and passes none of it on."""
         self.feed(text)
+        self._sink.content.settle()
+        self._sink.reasoning.settle()
 
     def finish(self, truncated: bool = False) -> list[Piece]:
         """The rest, once the answer is over; `truncated` when a limit cut it."""

@@ -57,7 +57,12 @@ class Reader:
         return self.at
 
     def release(self, position: int) -> None:
-        self._holds.remove(position)
+        if position in self._holds:
+            self._holds.remove(position)
+
+    def forget(self) -> None:
+        """Gives up every held position: what was read so far is final."""
+        self._holds.clear()
 
     def back(self, position: int) -> None:
         self.at = position

@@ -49,6 +49,10 @@ class Flow:
         """A marker stood here: blanks on both its sides are text only if text follows."""
         self._after_marker = True
 
+    def settle(self) -> None:
+        """What came so far was already said elsewhere, and the text goes on from there."""
+        self._blank = ""
+
     def finish(self) -> None:
         if not self._after_marker and self._blank:
             self._write(self._blank)

@@ -28,8 +28,8 @@ class Thought:
 
     @property
     def close_text(self) -> str:
-        """The text that ends a thought, for a thinking budget."""
-        return f"{self.lead}{self.closes[0]}" if self.closes[0] else ""
+        """The text that ends a thought and leads on to the answer."""
+        return self.lead + self.closes[0] + 2 * self.lead
 
 
 @dataclass(frozen=True)
@@ -178,6 +178,17 @@ class OutputFormat:
         return replace(self, drops=self.drops | drops)
 
     @property
+    def thinking_close(self) -> str | None:
+        """What to append when a thinking budget is spent; None for families that do not think."""
+        if self.thought is not None:
+            return self.thought.close_text
+        if self.messages is None:
+            return None
+        channel = f"{self.messages.header[0]}final" if self.messages.header else ""
+        ends, start = self.messages.ends[0], self.messages.start
+        return f"{ends}{start}assistant{channel}{self.messages.message}"
+
+    @property
     def markers(self) -> frozenset[str]:
         """Every text that must never reach a client as content."""
         found = set(self.drops)
@@ -189,3 +200,13 @@ class OutputFormat:
             found.update(self.messages.header, self.messages.ends)
             found.update((self.messages.start, self.messages.message))
         return frozenset(marker for marker in found if marker)
+
+
+@dataclass(frozen=True)
+class Family:
+    """A format, and its signs: any one group, of which every text must be in the template."""
+
+    format: OutputFormat
+    signs: tuple[tuple[str, ...], ...]
+    tokens: tuple[str, ...] = ()
+    """Vocabulary entries that give the family away when the template says nothing."""

@@ -34,6 +34,8 @@ class Builder:
         self._rules: dict[str, str] = {}
         self._entries: list[Entry] = []
         self._names: dict[str, str] = {}
+        self.known: dict[tuple[int, str], str] = {}
+        """Rules by the schema they are for, so that a schema may refer to itself."""
 
     def pieces(self, text: str) -> list[tuple[str, int | None]]:
         """`text` cut at its special tokens: letters with None, tokens with their id."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from millrace.errors import BadRequest
 from millrace.text.formats.coerce import kinds, resolve
 from millrace.text.formats.writing import to_json
 from millrace.text.grammar.lark import Builder, quoted
@@ -75,82 +76,102 @@ def with_definitions(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
     return {**(schema if isinstance(schema, Mapping) else {}), **shared}
 
 
-def delimited(
-    build: Builder, name: str, schema: Any, root: Mapping[str, Any], quote: str, depth: int = 0
-) -> str:
+def variants(schema: Mapping[str, Any]) -> list[Any] | None:
+    """The alternatives of a schema that is nothing but a choice of others."""
+    if "allOf" in schema:
+        raise BadRequest(
+            "A tool's parameters use 'allOf', which cannot be enforced in this model's way of "
+            "writing calls. Merge its parts into one schema.",
+            param="tools",
+        )
+    found = schema.get("anyOf") or schema.get("oneOf")
+    return found if isinstance(found, list) else None
+
+
+def delimited(build: Builder, name: str, schema: Any, root: Mapping[str, Any], quote: str) -> str:
     """A value whose strings stand between delimiters and whose keys are bare."""
-    chosen = options(schema, root)
-    if chosen is not None:
-        wanted = [
-            build.literal(f"{quote}{option}{quote}") if isinstance(option, str)
-            else build.literal(to_json(option))
-            for option in chosen
-        ]  # fmt: skip
-        return build.rule(name, " | ".join(wanted))
     found = resolve(schema, root)
-    allowed = kinds(found, root) or _SCALARS
+    if (id(found), quote) in build.known:
+        return build.known[id(found), quote]
+    build.known[id(found), quote] = name
+    chosen, choice = options(found, root), variants(found)
+    if chosen is not None:
+        texts = [
+            f"{quote}{option}{quote}" if isinstance(option, str) else to_json(option)
+            for option in chosen
+        ]
+        return build.rule(name, " | ".join(build.literal(text) for text in texts))
+    if choice is not None:
+        forms = [delimited(build, f"{name}_v{i}", v, root, quote) for i, v in enumerate(choice)]
+        return build.rule(name, " | ".join(forms))
     forms = []
-    for kind in sorted(allowed):
+    for kind in sorted(kinds(found, root) or _SCALARS):
         part = f"{name}_{kind}"
         if kind == "string":
             inner = build.until(f"{part}_t", quote, free_text(found, root))
             forms.append(f"{build.literal(quote)} {inner}")
-        elif kind == "array" and depth < 8:
-            item = delimited(build, f"{part}_i", found.get("items"), root, quote, depth + 1)
-            items = repeated(item, found, quoted(","))
-            forms.append(f'"[" {items} "]"')
-        elif kind == "object" and depth < 8:
-            forms.append(delimited_object(build, part, found, root, quote, depth + 1))
+        elif kind == "array":
+            item = delimited(build, f"{part}_i", found.get("items"), root, quote)
+            forms.append(f'"[" {repeated(item, found, quoted(","))} "]"')
+        elif kind == "object":
+            forms.append(delimited_object(build, part, found, root, quote))
         else:
             forms.append(build.schema({**with_definitions(found, root), "type": kind}))
     return build.rule(name, " | ".join(forms))
 
 
 def delimited_object(
-    build: Builder, name: str, schema: Any, root: Mapping[str, Any], quote: str, depth: int = 0
+    build: Builder, name: str, schema: Any, root: Mapping[str, Any], quote: str
 ) -> str:
     found = resolve(schema, root)
     required = set(found.get("required") or ())
-    items = [
-        (
-            key in required,
-            f"{quoted(key + ':')} "
-            + delimited(build, f"{name}_p{index}", value, root, quote, depth + 1),
-        )
-        for index, (key, value) in enumerate((found.get("properties") or {}).items())
-    ]
-    body = sequence(build, name, items, '","')
-    return f'"{{" {body} "}}"'
+    items = []
+    for index, (key, value) in enumerate((found.get("properties") or {}).items()):
+        inner = delimited(build, f"{name}_p{index}", value, root, quote)
+        items.append((key in required, f"{quoted(key + ':')} {inner}"))
+    return f'"{{" {sequence(build, name, items, quoted(","))} "}}"'
 
 
 def element(
     build: Builder, name: str, schema: Any, root: Mapping[str, Any], token: str, close: str
 ) -> str:
     """A value written as elements in elements, up to and with its closing tag."""
-    chosen = options(schema, root)
+    found = resolve(schema, root)
+    if (id(found), close) in build.known:
+        return build.known[id(found), close]
+    build.known[id(found), close] = name
+    chosen, choice = options(found, root), variants(found)
     if chosen is not None:
         texts = [option if isinstance(option, str) else to_json(option) for option in chosen]
         return build.rule(name, " | ".join(build.literal(text + close) for text in texts))
-    found = resolve(schema, root)
     allowed = kinds(found, root)
     if not allowed or "string" in allowed:
         return build.until(name, close, free_text(found, root))
+    if choice is not None:
+        forms = [
+            element(build, f"{name}_v{i}", v, root, token, close) for i, v in enumerate(choice)
+        ]
+        return build.rule(name, " | ".join(forms))
     forms = []
     for kind in sorted(allowed):
         if kind == "object":
-            required = set(found.get("required") or ())
-            parts = []
-            for index, (key, value) in enumerate((found.get("properties") or {}).items()):
-                inner = element(build, f"{name}_p{index}", value, root, token, f"{token}</{key}>")
-                opening = build.literal(f"{token}<{key}>")
-                parts.append((key in required, f"{opening} {inner}"))
-            forms.append(f"{sequence(build, name, parts, '')} {build.literal(close)}")
+            forms.append(f"{_fields(build, name, found, root, token)} {build.literal(close)}")
         elif kind == "array":
             inner = element(build, f"{name}_i", found.get("items"), root, token, f"{token}</item>")
-            opening = build.literal(f"{token}<item>")
-            items = repeated(f"({opening} {inner})", found, "")
+            items = repeated(f"({build.literal(f'{token}<item>')} {inner})", found, "")
             forms.append(f"{items} {build.literal(close)}")
         else:
             plain = build.schema({**with_definitions(found, root), "type": kind})
             forms.append(f"{plain} {build.literal(close)}")
     return build.rule(name, " | ".join(forms))
+
+
+def _fields(
+    build: Builder, name: str, schema: Mapping[str, Any], root: Mapping[str, Any], token: str
+) -> str:
+    required = set(schema.get("required") or ())
+    parts = []
+    for index, (key, value) in enumerate((schema.get("properties") or {}).items()):
+        inner = element(build, f"{name}_p{index}", value, root, token, f"{token}</{key}>")
+        parts.append((key in required, f"{build.literal(f'{token}<{key}>')} {inner}"))
+    return sequence(build, name, parts, "")

@@ -1,0 +1,216 @@
+"""The families that write JSON objects: format and signs of each, the general ones last."""
+
+from __future__ import annotations
+
+from millrace.text.formats import thoughts
+from millrace.text.formats.syntax import Family, JsonCalls, OutputFormat, PythonCalls
+
+JSON: tuple[Family, ...] = (
+    Family(
+        OutputFormat(
+            "command-r",
+            (
+                JsonCalls(
+                    opens=("<|START_ACTION|>",),
+                    closes=("<|END_ACTION|>",),
+                    name_keys=("tool_name", "name"),
+                    args_keys=("parameters", "arguments"),
+                    keep_ids=False,
+                    layout="list",
+                    padding="\n",
+                    between=",\n",
+                    write_id="before",
+                ),
+            ),
+            thoughts.COMMAND,
+            drops=frozenset(
+                {"<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"}
+            ),
+            wrapper=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+        ),
+        (("<|START_ACTION|>",),),
+        ("<|START_ACTION|>",),
+    ),
+    Family(
+        OutputFormat(
+            "command-r-plus",
+            (
+                JsonCalls(
+                    soft=("Action:\n```json", "Action: ```json"),
+                    soft_inside=False,
+                    name_keys=("tool_name", "name"),
+                    args_keys=("parameters", "arguments"),
+                    fence="```",
+                    layout="list",
+                    between=",\n",
+                    ignored=("directly-answer", "directly_answer"),
+                ),
+            ),
+        ),
+        (("Action:", '"tool_name"', "<|CHATBOT_TOKEN|>"),),
+    ),
+    Family(
+        OutputFormat(
+            "apertus",
+            (
+                JsonCalls(
+                    opens=("<|tools_prefix|>",),
+                    closes=("<|tools_suffix|>",),
+                    name_is_key=True,
+                    layout="list",
+                    padding="",
+                    between=", ",
+                ),
+            ),
+            thoughts.APERTUS,
+        ),
+        (("<|tools_prefix|>",),),
+        ("<|tools_prefix|>",),
+    ),
+    Family(
+        OutputFormat(
+            "gigachat",
+            (
+                JsonCalls(
+                    opens=("<|function_call|>", "function call<|role_sep|>"),
+                    layout="list",
+                    padding="",
+                ),
+            ),
+            drops=frozenset({"<|message_sep|>", "<|role_sep|>"}),
+        ),
+        (("<|role_sep|>", "<|message_sep|>"),),
+    ),
+    Family(
+        OutputFormat(
+            "nemotron",
+            (
+                JsonCalls(
+                    opens=("<TOOLCALL>",),
+                    closes=("</TOOLCALL>",),
+                    layout="list",
+                    padding="",
+                    between=", ",
+                ),
+            ),
+            thoughts.THINK,
+        ),
+        (("<TOOLCALL>",),),
+    ),
+    Family(
+        OutputFormat(
+            "granite",
+            (JsonCalls(opens=("<|tool_call|>",), layout="list", padding="", between=", "),),
+            thoughts.GRANITE,
+            drops=frozenset({"<response>", "</response>"}),
+        ),
+        (("<|start_of_role|>", "<|tool_call|>"),),
+    ),
+    Family(
+        OutputFormat(
+            "phi",
+            (
+                JsonCalls(
+                    opens=("<|tool_call|>",),
+                    closes=("<|/tool_call|>",),
+                    soft=("functools",),
+                    soft_inside=False,
+                    layout="list",
+                    padding="",
+                    between=", ",
+                ),
+            ),
+            thoughts.THINK,
+        ),
+        (("<|tool|>", "<|/tool|>"), ("<|tool_call|>",)),
+        ("<|/tool_call|>",),
+    ),
+    Family(
+        OutputFormat(
+            "functools",
+            (
+                JsonCalls(
+                    soft=("functools",),
+                    soft_inside=False,
+                    layout="list",
+                    padding="",
+                    between=", ",
+                ),
+            ),
+        ),
+        (("functools[",),),
+    ),
+    Family(
+        OutputFormat(
+            "apriel",
+            (
+                JsonCalls(
+                    opens=("<tool_calls>",),
+                    closes=("</tool_calls>",),
+                    layout="list",
+                    padding="",
+                    between=", ",
+                    write_id="after",
+                ),
+            ),
+            thoughts.APRIEL,
+            drops=frozenset({"[END FINAL RESPONSE]"}),
+        ),
+        (("<tool_calls>", "[BEGIN FINAL RESPONSE]"),),
+    ),
+    Family(
+        OutputFormat(
+            "minimax-m1",
+            (
+                JsonCalls(
+                    opens=("<tool_calls>",), closes=("</tool_calls>",), layout="lines", padding="\n"
+                ),
+            ),
+            thoughts.THINK,
+        ),
+        (("<tool_calls>",),),
+    ),
+    Family(
+        OutputFormat(
+            "hermes",
+            (JsonCalls(opens=("<tool_call>",), closes=("</tool_call>",)),),
+            thoughts.THINK,
+        ),
+        (("<tool_call>",),),
+        ("<tool_call>",),
+    ),
+    Family(
+        OutputFormat(
+            "xlam",
+            (
+                JsonCalls(
+                    soft=('[{"name"', '{"name"'),
+                    start="[{",
+                    layout="list",
+                    padding="",
+                    between=", ",
+                ),
+            ),
+        ),
+        (('"tool_call_name"',),),
+    ),
+    Family(
+        OutputFormat(
+            "llama-3",
+            (
+                JsonCalls(
+                    opens=("<|python_tag|>",),
+                    soft=('{"name"', '{"type": "function"', '{"type":"function"'),
+                    start="{",
+                    args_keys=("parameters", "arguments"),
+                    padding="",
+                    between="; ",
+                ),
+                PythonCalls(opens=("<|python_tag|>",), brackets=False),
+            ),
+            drops=frozenset({"<|eom_id|>", "<|eot_id|>"}),
+        ),
+        (("<|python_tag|>",), ('{"name": function name, "parameters"',)),
+        ("<|python_tag|>",),
+    ),
+)

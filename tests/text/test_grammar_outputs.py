@@ -1,0 +1,140 @@
+"""Demanded forms: what each way to ask for one lets through, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+from test_grammar import Vocabulary
+
+from millrace.errors import BadRequest
+from millrace.text.formats import by_name
+from millrace.text.grammar import (
+    answer_grammar,
+    from_choice,
+    from_fields,
+    from_grammar,
+    from_regex,
+    from_response_format,
+    from_schema,
+)
+
+PLAIN = by_name("plain")
+BYTES = Vocabulary([])
+
+
+def accepts(entry: dict[str, Any], text: str) -> bool:
+    return BYTES.accepts(answer_grammar(entry, PLAIN, {}), text)
+
+
+def test_response_formats() -> None:
+    assert from_response_format(None) is None
+    assert from_response_format({"type": "text"}) is None
+    anything = from_response_format({"type": "json_object"})
+    assert anything is not None
+    assert accepts(anything, '{"a": [1, {"b": null}]}')
+    assert not accepts(anything, "[1]")
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    for shape in (
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}},
+        {"type": "json_schema", "name": "x", "schema": schema},
+    ):
+        entry = from_response_format(shape)
+        assert entry is not None
+        assert accepts(entry, '{\n  "n": 12\n}')
+        assert not accepts(entry, '{"n": "12"}')
+        assert not accepts(entry, '{"n":' + " " * 40 + "12}")
+    for bad in ("json", {"type": "xml"}, {"type": "json_schema"}):
+        with pytest.raises(BadRequest):
+            from_response_format(bad)
+
+
+def test_other_ways_to_demand_a_form() -> None:
+    assert accepts(from_regex(r"a/b[0-9]{2}", "regex"), "a/b12")
+    assert accepts(from_choice(["yes", "no"], "guided_choice"), "no")
+    assert not accepts(from_choice(["yes", "no"], "guided_choice"), "maybe")
+    assert accepts(from_grammar('start: "a" "b"+', "guided_grammar"), "abb")
+    gbnf = 'root ::= item ("," item)*\nitem ::= [0-9]+ | "x"'
+    assert accepts(from_grammar(gbnf, "ebnf"), "1,x,23")
+    for fields, text in (
+        ({"guided_json": '{"type": "integer"}'}, "5"),
+        ({"json_schema": '{"type": "boolean"}'}, "true"),
+        ({"guided_regex": "[ab]+"}, "abba"),
+        ({"ebnf": gbnf}, "7"),
+        ({"response_format": {"type": "json_object"}}, "{}"),
+    ):
+        entry = from_fields(fields)
+        assert entry is not None
+        assert accepts(entry, text)
+    assert from_fields({"guided_json": None}) is None
+    with pytest.raises(BadRequest, match="only one"):
+        from_fields({"guided_regex": "a", "guided_choice": ["b"]})
+    mistakes: list[dict[str, Any]] = [
+        {"guided_regex": "("},
+        {"guided_grammar": "start: ("},
+        {"guided_choice": []},
+    ]
+    for bad in mistakes:
+        with pytest.raises(BadRequest) as error:
+            from_fields(bad)
+        assert error.value.param == next(iter(bad))
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword"),
+    [
+        ({"not": {"type": "string"}}, "not"),
+        ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ({"type": "array", "contains": {"type": "integer"}}, "contains"),
+        ({"type": "object", "propertyNames": {"pattern": "^a"}}, "propertyNames"),
+        ({"if": {"type": "object"}, "then": {}}, "if"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf"),
+        ({"type": "string", "pattern": "(?=a)b"}, "pattern"),
+        ({"$ref": "#/$defs/none"}, "$ref"),
+        ({"type": "number", "minimum": 3, "maximum": 2}, "minimum"),
+    ],
+)
+def test_what_cannot_be_enforced_is_named(schema: dict[str, Any], keyword: str) -> None:
+    with pytest.raises(BadRequest) as error:
+        from_schema(schema, "response_format.json_schema")
+    assert keyword in error.value.message
+    assert error.value.param == "response_format.json_schema"
+
+
+def test_an_unknown_format_is_an_annotation() -> None:
+    assert accepts(from_schema({"type": "string", "format": "password"}, "s"), '"x"')
+
+
+def test_walks_of_random_schemas_validate() -> None:
+    rng = random.Random(5)
+    for _ in range(60):
+        schema = random_schema(rng, 3)
+        grammar = answer_grammar(from_schema(schema, "s"), PLAIN, {})
+        jsonschema.validate(json.loads(BYTES.walk(grammar, rng)), schema)
+
+
+def random_schema(rng: random.Random, depth: int) -> dict[str, Any]:
+    kind = rng.choice(["string", "integer", "number", "boolean", "enum", "array", "object", "any"])
+    if kind == "string":
+        return {"type": "string", "maxLength": rng.randint(0, 5)}
+    if kind == "enum":
+        return {"enum": ["a", 1, None, True][: rng.randint(1, 4)]}
+    if kind in ("integer", "number"):
+        return {"type": kind, "minimum": rng.randint(-9, 0), "maximum": rng.randint(1, 99)}
+    if kind == "boolean" or depth == 0:
+        return {"type": "boolean"}
+    if kind == "array":
+        items = random_schema(rng, depth - 1)
+        return {"type": "array", "items": items, "maxItems": rng.randint(0, 3)}
+    if kind == "any":
+        return {"anyOf": [random_schema(rng, depth - 1) for _ in range(2)]}
+    properties = {f"k{i}": random_schema(rng, depth - 1) for i in range(rng.randint(0, 3))}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": [key for key in properties if rng.random() < 0.5],
+        "additionalProperties": False,
+    }
