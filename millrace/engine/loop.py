@@ -11,12 +11,14 @@ import time
 from collections import deque
 from typing import Any
 
+from mlx_lm.models.cache import make_prompt_cache
+
 from millrace.config import EngineConfig
 from millrace.engine.batch import Batch
 from millrace.engine.link import Link
 from millrace.engine.memory import Budget
 from millrace.engine.pace import Pace
-from millrace.engine.prefill import Job, job_of, jobs_of
+from millrace.engine.prefill import Job, groupable, job_of, jobs_of, run_together
 from millrace.engine.row import Row
 from millrace.engine.sampler import Sampler
 from millrace.engine.scheduler import Scheduler
@@ -49,6 +51,7 @@ class Engine:
         self._batch = Batch(model, sampler)
         self._pace = Pace(config.prefill_chunk, config.max_stall)
         self._scheduler: Scheduler[Job] = Scheduler(config.max_running, self._pace, budget)
+        self._groupable = groupable(make_prompt_cache(model))
         self._stopping = False
         self._last_read: float | None = None
         self._last_job: Job | None = None
@@ -135,24 +138,29 @@ class Engine:
 
     def _prefill(self, step: Step) -> None:
         planned = self._scheduler.next_chunk([r.length for r in self._batch.rows if not r.gone])
-        self._chunks.append(planned[1] if planned else 0)
+        self._chunks.append(len(planned[0]) * planned[1] if planned else 0)
         if planned is None:
             return
-        job, count = planned
+        jobs, count = planned
+        job = jobs[-1]
         begin = time.perf_counter()
         try:
-            job.run(self._model, count)
+            if len(jobs) > 1:
+                run_together(self._model, jobs, count)
+            else:
+                job.run(self._model, count)
             if not self._batch:
                 # Nobody waits for tokens: wait for a chunk, so that an abort is heard after it.
                 # The one before, if it was another prompt's, so that the device is never idle.
                 (job if self._last_job is job else self._last_job or job).wait()
-                self._pace.saw_chunk(count, time.perf_counter() - begin)
+                self._pace.saw_chunk(count * len(jobs), time.perf_counter() - begin)
             self._last_job = None if self._batch else job
         except Exception as error:  # whatever a model raises fails this request alone
-            log.exception("prefill of %s failed", job.request.id)
-            self._fail(job, "request_failed", f"The prompt could not be run: {error}")
+            log.exception("prefill of %s failed", [j.request.id for j in jobs])
+            for failed in jobs:
+                self._fail(failed, "request_failed", f"The prompt could not be run: {error}")
             return
-        step.prefilled.append(Prefilled(job.request.id, job.done, job.length, job.cached))
+        step.prefilled += [Prefilled(j.request.id, j.done, j.length, j.cached) for j in jobs]
         if job.wants_logprobs and not job.left:
             step.prompt_logprobs.append(PromptLogprobs(job.request.id, job.logprobs))
 
@@ -169,7 +177,7 @@ class Engine:
 
     def _submit(self, request: Submit) -> None:
         try:
-            jobs = jobs_of(request, time.monotonic())
+            jobs = jobs_of(request, time.monotonic(), self._groupable)
         except Exception as error:  # a parameter that cannot be prepared fails its own request
             log.exception("request %s cannot be prepared", request.id)
             self._link.send(Failed("invalid_request", str(error), request.id))

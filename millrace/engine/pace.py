@@ -43,12 +43,15 @@ class Pace:
         ordered = sorted(self._steps)
         return ordered[int(0.9 * (len(ordered) - 1))]
 
+    def limit(self, running: bool) -> int:
+        """How many prompt tokens may run before the next decode step."""
+        if not running or not self.step:
+            return self._chunk
+        target = GAP_IN_STEPS * self.step if self._max_stall is None else self._max_stall
+        spare = max(0.0, target - self.step)
+        return max(SMALLEST_CHUNK, min(self._chunk, int(spare / self.token_seconds)))
+
     def chunk(self, left: int, running: bool) -> int:
         """How many of a prompt's `left` tokens to run now."""
-        most = self._chunk
-        if running and self.step:
-            target = GAP_IN_STEPS * self.step if self._max_stall is None else self._max_stall
-            spare = max(0.0, target - self.step)
-            most = max(SMALLEST_CHUNK, min(most, int(spare / self.token_seconds)))
         # Equal parts: a small remainder at the end would cost a step of its own.
-        return -(-left // -(-left // most))
+        return -(-left // -(-left // self.limit(running)))

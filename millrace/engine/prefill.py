@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 import mlx.core as mx
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from millrace.engine.logprobs import Logprobs
 from millrace.engine.row import Row
@@ -31,6 +31,8 @@ class Job:
     done: int = 0
     cached: int = 0
     caches: list[Any] = field(default_factory=list)
+    groupable: bool = False
+    """Whether the model's state can be cut into rows after a run of several prompts."""
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
     @property
@@ -51,8 +53,13 @@ class Job:
 
     def narrow(self) -> Self:
         rest = type(self)(self.request, self.rows[1:], self.tokens, self.arrived)
+        rest.groupable = self.groupable
         self.rows = self.rows[:1]
         return rest
+
+    @property
+    def fresh(self) -> bool:
+        return self.groupable and not self.done and not self.caches and not self.wants_logprobs
 
     @property
     def wants_logprobs(self) -> bool:
@@ -85,13 +92,35 @@ class Job:
         self.done = end
 
 
-def jobs_of(request: Submit, now: float) -> list[Job]:
+def groupable(caches: list[Any]) -> bool:
+    return all(type(c) is KVCache for c in caches)
+
+
+def run_together(model: Any, jobs: list[Job], count: int) -> None:
+    """Launch the first `count` tokens of several prompts as one."""
+    shared = make_prompt_cache(model)
+    model(mx.array([job.tokens[:count] for job in jobs], mx.int32), cache=shared)
+    for i, job in enumerate(jobs):
+        job.caches = [_row(cache, i) for cache in shared]
+        job.done = count
+    mx.async_eval([c.state for job in jobs for c in job.caches])
+
+
+def _row(shared: KVCache, index: int) -> KVCache:
+    cache = KVCache()
+    cache.keys = mx.contiguous(shared.keys[index : index + 1, :, : shared.offset])
+    cache.values = mx.contiguous(shared.values[index : index + 1, :, : shared.offset])
+    cache.offset = shared.offset
+    return cache
+
+
+def jobs_of(request: Submit, now: float, groupable: bool = False) -> list[Job]:
     """A request's choices, grouped by what they have already made: usually one job."""
     groups: dict[tuple[int, ...], list[Row]] = {}
     for choice in request.choices:
         groups.setdefault(tuple(choice.made), []).append(Row.of(request, choice, now))
     return [
-        Job(request=request, rows=rows, tokens=[*request.prompt, *made], arrived=now)
+        Job(request, rows, [*request.prompt, *made], now, groupable=groupable)
         for made, rows in groups.items()
     ]
 

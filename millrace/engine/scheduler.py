@@ -16,8 +16,10 @@ from millrace.engine.pace import Pace
 
 PRIORITY_SECONDS = 30.0
 """How much waiting one step of priority is worth."""
-BURST_SECONDS = 1.0
+BURST_SECONDS = 2.0
 """How long prompts that are ready wait for others when nobody is being answered."""
+LEAST_SHARED = 32
+"""Prompts share a chunk only for at least so many tokens each."""
 
 
 class Task(Protocol):
@@ -39,6 +41,10 @@ class Task(Protocol):
     @property
     def width(self) -> int:
         """Rows it becomes."""
+
+    @property
+    def fresh(self) -> bool:
+        """Nothing of it has been run, and it may run beside others."""
 
     def narrow(self) -> Self:
         """Keep one row; the others become a task of their own."""
@@ -106,22 +112,41 @@ class Scheduler(Generic[T]):
         ready, self._ready, self._burst = self._ready, [], 0.0
         return ready
 
-    def next_chunk(self, running: Sequence[int]) -> tuple[T, int] | None:
-        """The prompt to go on with and how many of its tokens to run now.
+    def next_chunk(self, running: Sequence[int]) -> tuple[list[T], int] | None:
+        """The prompts to go on with, and how many tokens of each to run now.
 
         `running` holds the lengths of the rows in the batch. A prompt with nothing left to run is
-        made ready on the way.
+        made ready on the way. Several at once are prompts of which nothing has been run: they
+        begin at the same place, so they need no padding.
         """
         while (task := self._first(running)) is not None:
             if task in self._waiting:
                 self._start(task, running)
+            group = [task, *self._company(task, running)] if task.left else [task]
             count = self._pace.chunk(task.left, bool(running)) if task.left else 0
-            if count == task.left:
-                self._started.remove(task)
-                self._ready.append(task)
+            if len(group) > 1:
+                count = min(t.left for t in group)
+            for done in [t for t in group if t.left == count]:
+                self._started.remove(done)
+                self._ready.append(done)
             if count:
-                return task, count
+                return group, count
         return None
+
+    def _company(self, task: T, running: Sequence[int]) -> list[T]:
+        """Other prompts whose beginning can run beside that of `task` in one chunk."""
+        limit = self._pace.limit(bool(running))
+        group = [task]
+        if not task.fresh or 2 * task.left > limit:
+            return []
+        for other in sorted((t for t in self._waiting if t.fresh), key=self._order):
+            shortest = min(t.left for t in (*group, other))
+            if (len(group) + 1) * shortest > limit or shortest < LEAST_SHARED:
+                continue
+            if self._may_start(other, running):
+                self._start(other, running)
+                group.append(other)
+        return group[1:]
 
     def victims(self, rows: Sequence[R], lengths: Sequence[int]) -> list[int]:
         """Which rows must leave so that the next step fits the memory; the last one may stay."""

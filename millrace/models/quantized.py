@@ -17,7 +17,7 @@ WIDE = 100
 """Rows from which widening pays."""
 
 
-class FlatQuantizedLinear(nn.QuantizedLinear):
+class FlatQuantizedLinear(nn.QuantizedLinear):  # type: ignore[misc]
     """A quantised linear layer over flattened leading axes."""
 
     @classmethod
@@ -37,7 +37,7 @@ class FlatQuantizedLinear(nn.QuantizedLinear):
         return y.reshape(*x.shape[:-1], y.shape[-1])
 
 
-class FlatQuantizedEmbedding(nn.QuantizedEmbedding):
+class FlatQuantizedEmbedding(nn.QuantizedEmbedding):  # type: ignore[misc]
     """A quantised embedding that is also the head, over flattened leading axes."""
 
     @classmethod

@@ -31,6 +31,10 @@ class Prompt:
     def length(self) -> int:
         return self.size + 1
 
+    @property
+    def fresh(self) -> bool:
+        return not self.done
+
     def narrow(self) -> Prompt:
         rest = Prompt(self.arrived, self.size, self.priority, self.width - 1, self.output)
         rest.name = self.name
@@ -91,11 +95,13 @@ class World:
             self.rows = [r for r in self.rows if r.left]
         planned = self.scheduler.next_chunk([r.length for r in self.rows])
         if planned:
-            task, count = planned
-            assert 0 < count <= task.left
-            task.done += count
-            spent = count * self.TOKEN
-            if self.rows and count > SMALLEST_CHUNK:
+            group, count = planned
+            assert 0 < count <= min(t.left for t in group)
+            assert len(group) == 1 or all(t.done == 0 for t in group)
+            for task in group:
+                task.done += count
+            spent = count * len(group) * self.TOKEN
+            if self.rows and count * len(group) > SMALLEST_CHUNK:
                 assert spent + self.STEP <= GAP_IN_STEPS * self.STEP + 1e-9
             self.now += spent
         elif not self.rows:
