@@ -36,20 +36,26 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     context: int | None = None
     """The window in tokens; None takes the model's own."""
     max_running: int = 32
-    prefill_chunk: int = 512
-    """The most prompt tokens run between two decode steps."""
+    prefill_chunk: int | None = None
+    """The most prompt tokens run between two decode steps; None takes what suits the device."""
     max_stall: float | None = None
     """Seconds that a prompt may hold up running streams; None takes 2.5 recent decode steps."""
     kv_memory: int | None = None
     """Bytes for the key-value state of running requests; None takes the device's share."""
     trust_remote_code: bool = False
+    tool_format: str | None = None
+    """The family of tool calls; None detects it."""
+    reasoning_format: str | None = None
     log_level: str = "info"
     log_format: LogFormat = "text"
 
     def __post_init__(self) -> None:
         _positive("--max-running", self.max_running)
-        _positive("--prefill-chunk", self.prefill_chunk)
-        for option, value in (("--max-stall", self.max_stall), ("--kv-memory", self.kv_memory)):
+        for option, value in (
+            ("--prefill-chunk", self.prefill_chunk),
+            ("--max-stall", self.max_stall),
+            ("--kv-memory", self.kv_memory),
+        ):
             if value is not None:
                 _positive(option, value)
         if self.context is not None:

@@ -30,6 +30,8 @@ from millrace.serving.model import ServedModel
 from millrace.serving.opening import open_model
 from millrace.serving.request import Request
 from millrace.text.deltas import Content, Delta
+from millrace.text.dialect import Conversation
+from millrace.text.stops import parse_stops
 
 T = TypeVar("T")
 Message = dict[str, Any]
@@ -55,7 +57,7 @@ class LLM:
         weights: Weights = "auto",
         context: int | None = None,
         max_running: int = 32,
-        prefill_chunk: int = 512,
+        prefill_chunk: int | None = None,
         trust_remote_code: bool = False,
     ) -> None:
         from millrace.models.resolve import resolve
@@ -115,7 +117,7 @@ class LLM:
         """Answer one prompt, or several at once in one batch.
 
         Options: temperature, top_p, top_k, min_p, typical_p, the penalties, logit_bias, min_tokens,
-        seed, max_tokens, stop_token_ids, ignore_eos, priority, timeout.
+        seed, max_tokens, stop, stop_token_ids, ignore_eos, priority, timeout.
         """
         return self._call(self._generate(prompt, options))
 
@@ -202,12 +204,21 @@ class LLM:
     def _request(self, prompt: Prompt, options: dict[str, Any]) -> Request:
         options = dict(options)
         model = self._model
-        tokens = model.text_prompt(prompt) if isinstance(prompt, str) else model.chat_prompt(prompt)
+        id = secrets.token_hex(8)
+        if isinstance(prompt, str):
+            request = Request(id=id, prompt=model.text_prompt(prompt))
+        else:
+            request = model.chat(id, Conversation(prompt))
         names = set(Sampling.__struct_fields__)
         sampling = model.defaults | {k: options.pop(k) for k in list(options) if k in names}
-        return Request(
-            id=secrets.token_hex(8), prompt=tokens, sampling=Sampling(**sampling), **options
-        )
+        request.sampling = Sampling(**sampling)
+        if "stop" in options:
+            request.stops = parse_stops(options.pop("stop"))
+        for name, value in options.items():
+            if name not in Request.__struct_fields__:
+                raise TypeError(f"generate() has no option '{name}'")
+            setattr(request, name, value)
+        return request
 
     def _start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)

@@ -42,6 +42,25 @@ class Choice(msgspec.Struct, omit_defaults=True):
     made: list[int] = []
 
 
+class LazyGrammar(msgspec.Struct, frozen=True):
+    """A grammar for what follows any of the triggers, each time one is made."""
+
+    triggers: list[str]
+    grammar: str
+
+
+class Thinking(msgspec.Struct, frozen=True):
+    """How long a thought may be, and the tokens that open and close one."""
+
+    budget: int
+    inside: bool
+    """The answer begins inside a thought."""
+    opens: list[int]
+    closes: list[int]
+    ending: list[int]
+    """What is made when the budget is spent; holds `closes`."""
+
+
 class Submit(msgspec.Struct, tag="submit", omit_defaults=True):
     """Run a prompt once and continue it once per choice."""
 
@@ -58,6 +77,12 @@ class Submit(msgspec.Struct, tag="submit", omit_defaults=True):
     logprobs: int | None = None
     """How many alternatives to report beside each drawn token's own logprob; None reports none."""
     prompt_logprobs: int | None = None
+    grammar: str | None = None
+    """What the answer must look like, for llguidance."""
+    lazy_grammar: LazyGrammar | None = None
+    end_ids: list[int] = []
+    """The model's own end tokens: what a grammar may end with."""
+    thinking: Thinking | None = None
 
 
 class Abort(msgspec.Struct, tag="abort"):

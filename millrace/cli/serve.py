@@ -54,8 +54,12 @@ def serve(
         ),
     ] = None,
     prefill_chunk: Annotated[
-        int, typer.Option(help="The most prompt tokens run between two decode steps.")
-    ] = 512,
+        int | None,
+        typer.Option(
+            help="The most prompt tokens run between two decode steps; "
+            "512 on a CPU and 2048 on a GPU if not given."
+        ),
+    ] = None,
     max_body: Annotated[int, typer.Option(help="Largest request body in bytes.")] = 32 << 20,
     keep_alive: Annotated[
         float, typer.Option(help="Seconds of silence after which a stream gets a comment line.")
@@ -63,6 +67,14 @@ def serve(
     drain_timeout: Annotated[
         float, typer.Option(help="Seconds that running streams get to finish on SIGTERM.")
     ] = 30.0,
+    tool_format: Annotated[
+        str | None,
+        typer.Option(help="How the model writes tool calls; detected if not given (see docs)."),
+    ] = None,
+    reasoning_format: Annotated[
+        str | None,
+        typer.Option(help="How the model marks its thinking; detected if not given (see docs)."),
+    ] = None,
     trust_remote_code: Annotated[
         bool, typer.Option(help="Allow a model folder to bring Python code of its own.")
     ] = False,
@@ -95,6 +107,8 @@ def serve(
             log_level=log_level,
             log_format=form,
             trust_remote_code=trust_remote_code,
+            tool_format=tool_format,
+            reasoning_format=reasoning_format,
         ),
         host=host,
         port=port,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from millrace.config import EngineConfig
 from millrace.engine.link import Link
@@ -14,6 +17,8 @@ if TYPE_CHECKING:
 
 
 _LEAST_KV_MEMORY = 256 << 20
+CPU_CHUNK, GPU_CHUNK = 512, 2048
+"""The most prompt tokens of a chunk, where the configuration does not say."""
 
 
 def build(config: EngineConfig, link: Link) -> Engine:
@@ -22,18 +27,26 @@ def build(config: EngineConfig, link: Link) -> Engine:
     blas.prepare()
     link.send(Loading("loading the model"))
 
+    from millrace.engine.guide import Guides
     from millrace.engine.loop import Engine
     from millrace.engine.measure import cost_of
     from millrace.engine.memory import Budget
     from millrace.engine.pivot import DevicePivots, HostPivots
     from millrace.engine.sampler import Sampler
+    from millrace.engine.warmup import warm_up
     from millrace.models.load import load
 
     loaded = load(config)
     pivots = HostPivots() if loaded.device == "cpu" else DevicePivots()
     spare = int(0.8 * (loaded.memory - loaded.weight_bytes))
     budget = Budget(cost_of(loaded.caches), config.kv_memory or max(_LEAST_KV_MEMORY, spare))
-    engine = Engine(loaded.model, config, Sampler(pivots), budget, link)
+    guides = Guides(Path(config.model), loaded.vocab_size)
+    if loaded.device != "cpu":
+        link.send(Loading("compiling kernels"))
+        warm_up(loaded.model, min(config.max_running, 64), config.prefill_chunk or GPU_CHUNK)
+    chunk = config.prefill_chunk or (CPU_CHUNK if loaded.device == "cpu" else GPU_CHUNK)
+    config = msgspec.structs.replace(config, prefill_chunk=chunk)
+    engine = Engine(loaded.model, config, Sampler(pivots), budget, link, guides)
     link.send(
         Ready(
             context=loaded.context,

@@ -15,6 +15,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from millrace.config import EngineConfig
 from millrace.engine.batch import Batch
+from millrace.engine.guide import Guides
 from millrace.engine.link import Link
 from millrace.engine.memory import Budget
 from millrace.engine.pace import Pace
@@ -43,13 +44,20 @@ KEPT_SHARE = 4
 
 class Engine:
     def __init__(
-        self, model: Any, config: EngineConfig, sampler: Sampler, budget: Budget, link: Link
+        self,
+        model: Any,
+        config: EngineConfig,
+        sampler: Sampler,
+        budget: Budget,
+        link: Link,
+        guides: Guides | None = None,
     ) -> None:
         self._model = model
         self._link = link
         self._budget = budget
+        self._guides = guides
         self._batch = Batch(model, sampler)
-        self._pace = Pace(config.prefill_chunk, config.max_stall)
+        self._pace = Pace(config.prefill_chunk or 512, config.max_stall)
         self._scheduler: Scheduler[Job] = Scheduler(config.max_running, self._pace, budget)
         self._groupable = groupable(make_prompt_cache(model))
         self._stopping = False
@@ -88,6 +96,9 @@ class Engine:
         for row, token, logprob in in_flight.read():
             finish = row.accept(token)
             row.gone = finish is not None
+            if row.problem is not None:
+                self._stop(row, row.problem)
+                continue
             told = [logprob] if logprob else []
             step.rows.append(RowTokens(row.request.id, row.choice, [token], finish, told))
         self._measure(step)
@@ -130,10 +141,11 @@ class Engine:
         now = time.perf_counter()
         if step.rows and self._last_read is not None:
             step.seconds = now - self._last_read
+            rows = len(step.rows)
             if tokens := self._chunks[-2]:
-                self._pace.saw_gap(tokens, step.seconds)
+                self._pace.saw_gap(rows, tokens, step.seconds)
             else:
-                self._pace.saw_step(step.seconds)
+                self._pace.saw_step(rows, step.seconds)
         self._last_read = now if step.rows else None
 
     def _prefill(self, step: Step) -> None:
@@ -177,7 +189,7 @@ class Engine:
 
     def _submit(self, request: Submit) -> None:
         try:
-            jobs = jobs_of(request, time.monotonic(), self._groupable)
+            jobs = jobs_of(request, time.monotonic(), self._guides, self._groupable)
         except Exception as error:  # a parameter that cannot be prepared fails its own request
             log.exception("request %s cannot be prepared", request.id)
             self._link.send(Failed("invalid_request", str(error), request.id))
@@ -192,6 +204,10 @@ class Engine:
             return
         for job in jobs:
             self._scheduler.add(job)
+
+    def _stop(self, row: Row, problem: str) -> None:
+        self._abort(row.request.id, None)
+        self._link.send(Failed("request_failed", problem, row.request.id))
 
     def _fail(self, job: Job, code: str, text: str) -> None:
         self._abort(job.request.id, None)

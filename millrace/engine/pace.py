@@ -1,57 +1,71 @@
 """How long things take here, as measured lately, and what follows for the size of a prefill chunk.
 
 Running streams feel a chunk as a gap between two tokens. The gap is kept under a target: the one
-that was asked for, or a multiple of the recent decode step.
+that was asked for, or a multiple of the decode step. That step is the one of the batch as it will
+be once the prompts that wait have joined: their rows are about to make every step that long anyway,
+and getting them in quickly is what a full batch lives on.
 """
 
 from __future__ import annotations
 
-from collections import deque
-
 GAP_IN_STEPS = 2.5
 SMALLEST_CHUNK = 16
-_WINDOW = 64
 _MEMORY = 0.3
+_GUESSED_GROWTH = 0.2
+"""How much of a one-row step each further row adds, before it has been measured."""
 
 
 class Pace:
     def __init__(self, chunk: int, max_stall: float | None = None) -> None:
         self._chunk = chunk
         self._max_stall = max_stall
-        self._steps: deque[float] = deque(maxlen=_WINDOW)
+        self._steps: dict[int, float] = {}
+        """The decode step by the number of rows."""
         self.token_seconds = 1e-3
         """What one prompt token costs."""
 
-    def saw_step(self, seconds: float) -> None:
-        self._steps.append(seconds)
+    def saw_step(self, rows: int, seconds: float) -> None:
+        before = self._steps.get(rows, seconds)
+        # One slow step is noise: a jump counts for no more than a doubling.
+        self._steps[rows] = before + _MEMORY * (min(seconds, 2 * before) - before)
 
     def saw_chunk(self, tokens: int, seconds: float) -> None:
-        """A chunk took this long by itself; within `saw_gap` the decode step is taken off."""
+        """A chunk took this long by itself."""
         if tokens and seconds > 0:
             cost = seconds / tokens
             self.token_seconds += _MEMORY * (cost - self.token_seconds)
 
-    def saw_gap(self, tokens: int, seconds: float) -> None:
+    def saw_gap(self, rows: int, tokens: int, seconds: float) -> None:
         """A decode step with a chunk beside it took this long together."""
-        self.saw_chunk(tokens, max(seconds - self.step, 0.1 * seconds))
+        self.saw_chunk(tokens, max(seconds - self.step(rows), 0.1 * seconds))
 
-    @property
-    def step(self) -> float:
-        """The recent decode step: the slow end of the last ones, since the batch comes and goes."""
+    def step(self, rows: int) -> float:
+        """The decode step with so many rows, measured or judged from the nearest that was."""
         if not self._steps:
             return 0.0
-        ordered = sorted(self._steps)
-        return ordered[int(0.9 * (len(ordered) - 1))]
+        if rows in self._steps:
+            return self._steps[rows]
+        below = max((n for n in self._steps if n < rows), default=None)
+        above = min((n for n in self._steps if n > rows), default=None)
+        if below is None or above is None:
+            near = below if above is None else above
+            assert near is not None
+            share = (1 + _GUESSED_GROWTH * (rows - 1)) / (1 + _GUESSED_GROWTH * (near - 1))
+            return self._steps[near] * share
+        weight = (rows - below) / (above - below)
+        return self._steps[below] * (1 - weight) + self._steps[above] * weight
 
-    def limit(self, running: bool) -> int:
-        """How many prompt tokens may run before the next decode step."""
-        if not running or not self.step:
+    def limit(self, running: int, coming: int = 0) -> int:
+        """How many prompt tokens may run before the next decode step of the running rows."""
+        if not running or not self._steps:
             return self._chunk
-        target = GAP_IN_STEPS * self.step if self._max_stall is None else self._max_stall
-        spare = max(0.0, target - self.step)
+        target = self._max_stall
+        if target is None:
+            target = GAP_IN_STEPS * self.step(running + coming)
+        spare = max(0.0, target - self.step(running))
         return max(SMALLEST_CHUNK, min(self._chunk, int(spare / self.token_seconds)))
 
-    def chunk(self, left: int, running: bool) -> int:
+    def chunk(self, left: int, running: int, coming: int = 0) -> int:
         """How many of a prompt's `left` tokens to run now."""
         # Equal parts: a small remainder at the end would cost a step of its own.
-        return -(-left // -(-left // self.limit(running)))
+        return -(-left // -(-left // self.limit(running, coming)))

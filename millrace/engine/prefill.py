@@ -12,6 +12,7 @@ from typing import Any, Self
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
+from millrace.engine.guide import Guides
 from millrace.engine.logprobs import Logprobs
 from millrace.engine.row import Row
 from millrace.protocol import Submit, TokenLogprob
@@ -114,11 +115,13 @@ def _row(shared: KVCache, index: int) -> KVCache:
     return cache
 
 
-def jobs_of(request: Submit, now: float, groupable: bool = False) -> list[Job]:
+def jobs_of(
+    request: Submit, now: float, guides: Guides | None = None, groupable: bool = False
+) -> list[Job]:
     """A request's choices, grouped by what they have already made: usually one job."""
     groups: dict[tuple[int, ...], list[Row]] = {}
     for choice in request.choices:
-        groups.setdefault(tuple(choice.made), []).append(Row.of(request, choice, now))
+        groups.setdefault(tuple(choice.made), []).append(Row.of(request, choice, now, guides))
     return [
         Job(request, rows, [*request.prompt, *made], now, groupable=groupable)
         for made, rows in groups.items()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from millrace.engine.edits import Edits, wanted
+from millrace.engine.guide import Guide, Guides
+from millrace.engine.thought import Thought
 from millrace.protocol import Choice, FinishReason, Sampling, Submit
 
 
@@ -18,16 +20,24 @@ class Row:
     arrived: float = 0.0
     stop_ids: frozenset[int] = field(default=frozenset())
     edits: Edits | None = None
+    guide: Guide | None = None
+    thought: Thought | None = None
+    forced: list[int] = field(default_factory=list)
+    """Tokens that come next whatever the model says."""
+    problem: str | None = None
+    """Why this row cannot go on; the others can."""
     in_flight: bool = False
     """A token has been drawn for it on the device and not been read yet."""
     gone: bool = False
     """Finished or aborted: what is still in flight for it is thrown away."""
 
     @classmethod
-    def of(cls, request: Submit, choice: Choice, now: float) -> Row:
+    def of(cls, request: Submit, choice: Choice, now: float, guides: Guides | None = None) -> Row:
         edits = None
         if wanted(request.sampling):
             edits = Edits(request.sampling, request.prompt, choice.made, request.stop_ids)
+        guide = guides.of(request, choice.made) if guides is not None else None
+        thought = Thought(request.thinking, choice.made) if request.thinking else None
         return cls(
             request=request,
             choice=choice.index,
@@ -36,6 +46,9 @@ class Row:
             arrived=now,
             stop_ids=frozenset(request.stop_ids),
             edits=edits,
+            guide=guide,
+            thought=thought,
+            forced=thought.pending(choice.made) if thought else [],
         )
 
     @property
@@ -69,4 +82,8 @@ class Row:
             self.edits.accept(token)
         if token in self.stop_ids:
             return "stop"
+        if self.guide is not None:
+            self.problem = self.guide.accept(token)
+        if self.thought is not None and self.thought.accept(self.tokens):
+            self.forced = list(self.thought.ending)
         return "length" if self.made >= self.request.max_tokens else None

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from millrace.engine.edits import stack
+from millrace.engine.guide import masked
 from millrace.engine.logprobs import Logprobs
 from millrace.engine.pivot import PivotFinder
 from millrace.engine.rng import uniform
@@ -45,7 +46,11 @@ class Sampler:
         plan = self._plan = self._plan or _Plan(rows)
         asked = logits[plan.asked_index] if plan.asked else None
         logits = _edited(logits, [(i, rows[i]) for i in plan.edited])
+        logits = masked(logits, [(i, g) for i in plan.guided if (g := rows[i].guide)])
         tokens = self._tokens(logits, plan, rows)
+        for i in plan.thinking:
+            if rows[i].forced:
+                tokens[i] = rows[i].forced.pop(0)
         logprobs = None
         if asked is not None:
             logprobs = Logprobs(asked, tokens[plan.asked_index], max(plan.tops))
@@ -99,6 +104,8 @@ class _Plan:
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self.edited = [i for i, r in enumerate(rows) if r.edits is not None]
+        self.guided = [i for i, r in enumerate(rows) if r.guide is not None]
+        self.thinking = [i for i, r in enumerate(rows) if r.thought is not None]
         self.asked = [i for i, r in enumerate(rows) if r.request.logprobs is not None]
         self.tops = [rows[i].request.logprobs or 0 for i in self.asked]
         self.asked_index = mx.array(self.asked, mx.int32)

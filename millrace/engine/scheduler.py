@@ -123,7 +123,9 @@ class Scheduler(Generic[T]):
             if task in self._waiting:
                 self._start(task, running)
             group = [task, *self._company(task, running)] if task.left else [task]
-            count = self._pace.chunk(task.left, bool(running)) if task.left else 0
+            count = 0
+            if task.left:
+                count = self._pace.chunk(task.left, len(running), self._coming(running))
             if len(group) > 1:
                 count = min(t.left for t in group)
             for done in [t for t in group if t.left == count]:
@@ -133,9 +135,14 @@ class Scheduler(Generic[T]):
                 return group, count
         return None
 
+    def _coming(self, running: Sequence[int]) -> int:
+        """Rows that are about to join those that run."""
+        rows = sum(t.width for t in self.tasks())
+        return min(rows, max(1, self._max_running - len(running)))
+
     def _company(self, task: T, running: Sequence[int]) -> list[T]:
         """Other prompts whose beginning can run beside that of `task` in one chunk."""
-        limit = self._pace.limit(bool(running))
+        limit = self._pace.limit(len(running), self._coming(running))
         group = [task]
         if not task.fresh or 2 * task.left > limit:
             return []

@@ -6,25 +6,34 @@ import functools
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any
 
 from millrace.engine.rng import derive
 from millrace.errors import BadRequest, ContextLengthExceeded
-from millrace.protocol import Choice, PromptLogprobs, RowTokens, Submit
+from millrace.protocol import Choice, LazyGrammar, PromptLogprobs, RowTokens, Submit
 from millrace.serving.client import EngineClient
 from millrace.serving.live import Live
 from millrace.serving.request import Request
 from millrace.text.deltas import Delta, Event, Idle, PromptScores, Usage
+from millrace.text.dialect import Conversation, Dialect
+from millrace.text.grammar.lark import Entry
 from millrace.text.pipeline import ChoicePipeline
-from millrace.text.template import ChatTemplate
 from millrace.text.tokenizer import Tokenizer
 
 
 class ServedModel:
-    def __init__(self, name: str, tokenizer: Tokenizer, client: EngineClient, window: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        tokenizer: Tokenizer,
+        dialect: Dialect,
+        client: EngineClient,
+        window: int,
+    ) -> None:
         self.name = name
         self.tokenizer = tokenizer
+        self.dialect = dialect
         self.client = client
         self.window = window
         self.created = int(time.time())
@@ -37,22 +46,22 @@ class ServedModel:
         wanted = ("temperature", "top_p", "top_k", "min_p")
         return {k: settings[k] for k in wanted if settings.get(k) is not None}
 
-    @functools.cached_property
-    def template(self) -> ChatTemplate:
-        source = self.tokenizer.template_source
-        if source is None:
-            raise BadRequest(
-                f"The model '{self.name}' has no chat template; use /v1/completions.",
-                param="messages",
-            )
-        return ChatTemplate(
-            source,
-            bos_token=self.tokenizer.token_text("bos_token"),
-            eos_token=self.tokenizer.token_text("eos_token"),
-        )
+    def chat(self, id: str, chat: Conversation, entry: Entry | None = None) -> Request:
+        """A conversation as a request: its prompt, and what its answer must look like.
 
-    def chat_prompt(self, messages: Sequence[dict[str, Any]], **kwargs: Any) -> list[int]:
-        return self.tokenizer.encode(self.template.render(messages, **kwargs))
+        Renders and tokenises, which takes a while for a long one: not for the event loop.
+        """
+        text = self.dialect.render(chat)
+        lazy = self.dialect.strict(chat) if entry is None else None
+        return Request(
+            id=id,
+            prompt=self.tokenizer.encode(text),
+            chat=chat,
+            prompt_text=text,
+            grammar=self.dialect.grammar(chat, entry, text),
+            lazy_grammar=LazyGrammar(list(lazy.triggers), lazy.grammar) if lazy else None,
+            thinking=self.dialect.limit(chat, text),
+        )
 
     def text_prompt(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, special=True)
@@ -80,23 +89,34 @@ class ServedModel:
             priority=request.priority,
             logprobs=request.logprobs,
             prompt_logprobs=request.prompt_logprobs,
+            grammar=request.grammar,
+            lazy_grammar=request.lazy_grammar,
+            end_ids=sorted(self.tokenizer.eos_ids),
+            thinking=request.thinking,
         )
-        pipelines = [
-            ChoicePipeline(
-                self.tokenizer.vocabulary,
-                stop_token_ids=request.stop_token_ids,
-                skip_special=request.skip_special_tokens,
-            )
-            for _ in submit.choices
-        ]
         live = self.client.submit(submit, endpoint=request.endpoint, timeout=request.timeout)
-        return Running(live, pipelines)
+        return Running(self.client, live, [self._pipeline(request) for _ in submit.choices])
+
+    def _pipeline(self, request: Request) -> ChoicePipeline:
+        parser = None
+        if request.chat is not None:
+            parser = self.dialect.parser(request.chat, request.prompt_text)
+        return ChoicePipeline(
+            self.tokenizer.vocabulary,
+            parser=parser,
+            stops=request.stops,
+            include_stop=request.include_stop,
+            stop_in_reasoning=request.stop_in_reasoning,
+            stop_token_ids=request.stop_token_ids,
+            skip_special=request.skip_special_tokens,
+        )
 
 
 class Running:
     """A request under way. Whoever holds it must close it, however it ends."""
 
-    def __init__(self, live: Live, pipelines: list[ChoicePipeline]) -> None:
+    def __init__(self, client: EngineClient, live: Live, pipelines: list[ChoicePipeline]) -> None:
+        self._client = client
         self._live = live
         self._pipelines = pipelines
 
@@ -111,11 +131,21 @@ class Running:
         live = self._live
         async for item in live.items():
             match item:
-                case RowTokens():
-                    for piece, logprobs in self._pipelines[item.choice].feed(item):
-                        yield Delta(item.choice, piece, logprobs)
+                case RowTokens(choice=choice):
+                    pipeline = self._pipelines[choice]
+                    if pipeline.done:
+                        continue
+                    for piece, logprobs in pipeline.feed(item):
+                        yield Delta(choice, piece, logprobs)
+                    if pipeline.done and item.finish is None:
+                        self._client.finish_choice(live, choice)
                 case PromptLogprobs(items=items):
                     yield PromptScores(0, items)
                 case Idle():
                     yield item
-        yield Usage(prompt=len(live.submit.prompt), completion=live.tokens_made, cached=live.cached)
+        yield Usage(
+            prompt=len(live.submit.prompt),
+            completion=sum(p.tokens for p in self._pipelines),
+            cached=live.cached,
+            reasoning=sum(p.reasoning_tokens for p in self._pipelines),
+        )

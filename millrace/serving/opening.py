@@ -15,6 +15,7 @@ from millrace.serving.client import EngineClient
 from millrace.serving.connection import Connection, ProcessConnection
 from millrace.serving.metrics import Metrics
 from millrace.serving.model import ServedModel
+from millrace.text.dialect import Dialect
 from millrace.text.tokenizer import Tokenizer
 
 
@@ -50,4 +51,6 @@ async def open_model(
     admission = Admission(config.max_running, max_queue)
     client = EngineClient(launch, admission, metrics.of(config.name), idle=idle)
     await client.start()
-    return ServedModel(config.name, Tokenizer(Path(config.model)), client, window)
+    tokenizer = Tokenizer(Path(config.model))
+    dialect = Dialect(tokenizer, config.tool_format, config.reasoning_format)
+    return ServedModel(config.name, tokenizer, dialect, client, window)

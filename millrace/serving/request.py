@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from millrace.protocol import Sampling
+from millrace.protocol import LazyGrammar, Sampling, Thinking
+from millrace.text.dialect import Conversation
 
 
 class Request(msgspec.Struct, kw_only=True):
@@ -16,6 +17,15 @@ class Request(msgspec.Struct, kw_only=True):
     max_tokens: int | None = None
     """None takes what the context window leaves."""
     stop_token_ids: list[int] = []
+    stops: list[str] = []
+    include_stop: bool = False
+    stop_in_reasoning: bool = False
+    chat: Conversation | None = None
+    """The conversation that the prompt was made from; None for a raw prompt."""
+    prompt_text: str = ""
+    grammar: str | None = None
+    lazy_grammar: LazyGrammar | None = None
+    thinking: Thinking | None = None
     ignore_eos: bool = False
     logprobs: int | None = None
     """How many alternatives beside each token's own logprob; None asks for none."""

@@ -1,41 +1,120 @@
-"""From one choice's tokens to its typed pieces: detokenise, then split into what it means."""
+"""From one choice's tokens to its typed pieces: detokenise, tell apart what it means, cut at stops."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
 
 from millrace.protocol import RowTokens, TokenLogprob
-from millrace.text.deltas import Content, Finish, Piece
+from millrace.text.deltas import Content, Finish, Piece, Reasoning, ToolCallStart
 from millrace.text.detokenizer import Detokenizer
+from millrace.text.formats import OutputParser
+from millrace.text.stops import StopMatcher
 from millrace.text.vocabulary import Vocabulary
+
+Scored = tuple[Piece | Finish, list[TokenLogprob]]
 
 
 class ChoicePipeline:
+    """Reads one choice. Without a parser, all text is content (a raw completion)."""
+
     def __init__(
         self,
         vocabulary: Vocabulary,
         *,
+        parser: OutputParser | None = None,
+        stops: Sequence[str] = (),
+        include_stop: bool = False,
+        stop_in_reasoning: bool = False,
         stop_token_ids: Sequence[int] = (),
         skip_special: bool = True,
     ) -> None:
-        self._detokenizer = Detokenizer(vocabulary, skip_special=skip_special)
+        self._parser = parser
+        # A parser knows its markers and drops the other special tokens itself.
+        self._detokenizer = Detokenizer(vocabulary, skip_special=skip_special and parser is None)
         self._wanted_stops = frozenset(stop_token_ids)
+        self._stops, self._include = list(stops), include_stop
+        self._content = StopMatcher(self._stops, include_stop)
+        self._reasoning = StopMatcher(list(stops) if stop_in_reasoning else [], include_stop)
         self._logprobs: list[TokenLogprob] = []
+        self._called = False
+        self.tokens = 0
+        self.reasoning_tokens = 0
+        self.done = False
+        """A finish has been given; whatever still comes is thrown away."""
 
-    def feed(self, row: RowTokens) -> Iterator[tuple[Piece | Finish, list[TokenLogprob]]]:
+    def feed(self, row: RowTokens) -> Iterator[Scored]:
         """The pieces that these tokens complete. A token that stops the row is not text."""
         ending = row.tokens[-1] if row.finish == "stop" else None
         count = len(row.tokens) - (ending is not None)
-        text = "".join(self._detokenizer.feed(t) for t in row.tokens[:count])
-        # Logprobs of tokens that complete no character yet wait for the piece that does.
-        self._logprobs += row.logprobs[:count]
-        if text:
-            yield Content(text), self._take_logprobs()
+        for i, token in enumerate(row.tokens[:count]):
+            self.tokens += 1
+            # Logprobs of tokens that complete no character yet wait for the piece that does.
+            self._logprobs += row.logprobs[i : i + 1]
+            yield from self._read(self._detokenizer.feed(token))
+            if self.done:
+                return
         if row.finish is not None:
-            matched = ending if ending in self._wanted_stops else None
-            reason: Literal["length", "stop"] = "length" if row.finish == "length" else "stop"
-            yield Finish(reason, matched), self._take_logprobs()
+            self.tokens += ending is not None
+            yield from self._end(row, ending)
+
+    def _read(self, text: str) -> Iterator[Scored]:
+        if self._parser is None:
+            yield from self._cut([Content(text)] if text else [])
+            return
+        pieces = self._parser.feed(text) if text else []
+        self.reasoning_tokens += self._parser.thinking
+        yield from self._cut(pieces)
+
+    def _end(self, row: RowTokens, ending: int | None) -> Iterator[Scored]:
+        if self._parser is not None:
+            pieces: list[Piece] = []
+            if ending is not None and ending not in self._wanted_stops:
+                # In some families what ends the answer is also what ends a call.
+                pieces = self._parser.feed(self._detokenizer.feed(ending))
+            yield from self._cut(pieces + self._parser.finish(row.finish == "length"))
+        if self.done:
+            return
+        for matcher, kind in ((self._reasoning, Reasoning), (self._content, Content)):
+            rest = matcher.finish()
+            if rest.text:
+                yield kind(rest.text), self._take_logprobs()
+            if rest.matched is not None:
+                yield self._finish("stop", rest.matched)
+                return
+        if row.finish == "length":
+            yield self._finish("length", None)
+        else:
+            yield self._finish("stop", ending if ending in self._wanted_stops else None)
+
+    def _cut(self, pieces: Sequence[Piece]) -> Iterator[Scored]:
+        """Pass pieces on, up to a stop string."""
+        for piece in pieces:
+            if isinstance(piece, Content | Reasoning):
+                matcher = self._content if isinstance(piece, Content) else self._reasoning
+                result = matcher.feed(piece.text)
+                if result.text:
+                    yield type(piece)(result.text), self._take_logprobs()
+                if result.matched is not None:
+                    yield self._finish("stop", result.matched)
+                    return
+                continue
+            if isinstance(piece, ToolCallStart):
+                self._called = True
+                # What was held back for a stop string comes before the call.
+                held = self._content.finish()
+                self._content = StopMatcher(self._stops, self._include)
+                if held.text:
+                    yield Content(held.text), self._take_logprobs()
+                if held.matched is not None:
+                    yield self._finish("stop", held.matched)
+                    return
+            yield piece, self._take_logprobs()
+
+    def _finish(self, reason: str, matched: str | int | None) -> Scored:
+        self.done = True
+        if reason == "stop" and matched is None and self._called:
+            return Finish("tool_calls"), self._take_logprobs()
+        return Finish("length" if reason == "length" else "stop", matched), self._take_logprobs()
 
     def _take_logprobs(self) -> list[TokenLogprob]:
         taken, self._logprobs = self._logprobs, []

@@ -66,6 +66,8 @@ class World:
         self.now = 0.0
         self.pace = Pace(chunk)
         self.pace.token_seconds = self.TOKEN
+        for count in range(1, 40):
+            self.pace.saw_step(count, self.STEP)
         self.budget = Budget(Cost(per_token=1), limit)
         self.scheduler: Scheduler[Prompt] = Scheduler(rows, self.pace, self.budget)
         self.rows: list[Stream] = []
@@ -87,7 +89,7 @@ class World:
             if len(self.rows) > 1:
                 assert self.budget.batch([r.length + 1 for r in self.rows]) <= self.budget.limit
             self.now += self.STEP
-            self.pace.saw_step(self.STEP)
+            self.pace.saw_step(len(self.rows), self.STEP)
             for row in self.rows:
                 row.length += 1
                 row.left -= 1
@@ -187,15 +189,27 @@ def test_the_lowest_priority_gives_way_and_then_the_youngest() -> None:
     assert world.scheduler.victims(rows[:1], [100_000]) == []
 
 
-def test_chunks_follow_the_recent_step_and_the_wish() -> None:
+def test_chunks_follow_the_step_to_come_and_the_wish() -> None:
     pace = Pace(512)
-    assert pace.chunk(2000, running=False) == 500
+    assert pace.chunk(2000, 0) == 500
     pace.token_seconds = 0.001
     for _ in range(10):
-        pace.saw_step(0.1)
-    assert 140 <= pace.chunk(2000, running=True) <= 150
-    assert pace.chunk(7, running=True) == 7
+        pace.saw_step(4, 0.1)
+        pace.saw_step(8, 0.15)
+    assert 140 <= pace.chunk(2000, 4) <= 150
+    assert pace.chunk(2000, 4, coming=4) == 250
+    assert pace.limit(4, coming=4) == 275
+    assert pace.chunk(7, 4) == 7
     wish = Pace(512, max_stall=0.3)
     wish.token_seconds = 0.001
-    wish.saw_step(0.1)
-    assert 180 <= wish.chunk(2000, running=True) <= 200
+    wish.saw_step(4, 0.1)
+    assert 180 <= wish.chunk(2000, 4, coming=4) <= 200
+
+
+def test_steps_that_were_not_measured_are_judged_from_those_that_were() -> None:
+    pace = Pace(512)
+    assert pace.step(3) == 0.0
+    pace.saw_step(1, 0.1)
+    assert pace.step(1) < pace.step(6) == 0.2
+    pace.saw_step(5, 0.3)
+    assert abs(pace.step(3) - 0.2) < 1e-9

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
@@ -16,17 +17,29 @@ from millrace.api.context import context_of, request_id
 from millrace.api.errors import openai_error
 from millrace.api.openai.common import (
     chat_logprobs,
+    demanded,
+    fill,
     ignored_header,
-    request_of,
     usage_of,
     wants_usage,
 )
-from millrace.api.openai.schema import REFUSED_BY_CHAT, ChatRequest, Message, known
+from millrace.api.openai.schema import REFUSED_BY_CHAT, ChatRequest, Message, NamedTool, known
 from millrace.errors import BadRequest, Unsupported
 from millrace.protocol import TokenLogprob
 from millrace.serving.fold import Answer, fold
 from millrace.serving.model import Running, ServedModel
-from millrace.text.deltas import Content, Delta, Event, Finish, Idle, Usage
+from millrace.text.deltas import (
+    Content,
+    Delta,
+    Event,
+    Finish,
+    Idle,
+    Reasoning,
+    ToolCallArguments,
+    ToolCallStart,
+    Usage,
+)
+from millrace.text.dialect import Conversation, ToolChoice
 
 router = APIRouter()
 _KNOWN = known(ChatRequest, REFUSED_BY_CHAT)
@@ -42,7 +55,9 @@ async def chat_completions(http: HttpRequest) -> Response:
     if wire.top_logprobs and not wire.logprobs:
         raise BadRequest("top_logprobs needs logprobs: true.", param="top_logprobs")
     id = request_id(http, "chatcmpl-")
-    request = request_of(id, model.chat_prompt([_message(m) for m in wire.messages]), wire, model)
+    chat, entry = _conversation(raw, wire), demanded(wire)
+    request = await asyncio.to_thread(model.chat, id, chat, entry)
+    fill(request, wire, model)
     request.max_tokens = wire.max_completion_tokens or wire.max_tokens
     request.logprobs = (wire.top_logprobs or 0) if wire.logprobs else None
     request.endpoint = "/v1/chat/completions"
@@ -56,25 +71,35 @@ async def chat_completions(http: HttpRequest) -> Response:
     return as_json(envelope.whole(answers, usage), headers)
 
 
-def _message(message: Message) -> dict[str, Any]:
-    value: dict[str, Any] = {"role": message.role, "content": _text(message)}
-    if message.name is not None:
-        value["name"] = message.name
-    return value
+def _conversation(raw: dict[str, Any], wire: ChatRequest) -> Conversation:
+    for message in wire.messages:
+        _check(message)
+    named = wire.tool_choice if isinstance(wire.tool_choice, NamedTool) else None
+    choice = "required" if named else wire.tool_choice or "auto"
+    return Conversation(
+        messages=raw["messages"],
+        tools=wire.tools or [],
+        tool_choice=cast(ToolChoice, choice),
+        tool_name=named.function.name if named else None,
+        parallel=wire.parallel_tool_calls is not False,
+        thinking=wire.enable_thinking,
+        effort=wire.reasoning_effort,
+        thinking_budget=wire.thinking_token_budget,
+        template_arguments=wire.chat_template_kwargs or {},
+        add_generation_prompt=wire.add_generation_prompt is not False,
+        continue_final=bool(wire.continue_final_message),
+    )
 
 
-def _text(message: Message) -> str:
-    if isinstance(message.content, list):
-        for part in message.content:
-            if part.type != "text":
-                raise Unsupported(
-                    f"Content parts of type '{part.type}' are not supported by this server yet.",
-                    param="messages",
-                )
-        return "".join(part.text or "" for part in message.content)
-    if message.content is None:
+def _check(message: Message) -> None:
+    if message.content is None and message.role != "assistant":
         raise BadRequest(f"A message of role '{message.role}' has no content.", param="messages")
-    return message.content
+    for part in message.content if isinstance(message.content, list) else []:
+        if part.type not in ("text", "refusal"):
+            raise Unsupported(
+                f"Content parts of type '{part.type}' are not supported by this server yet.",
+                param="messages",
+            )
 
 
 class _Envelope:
@@ -95,7 +120,7 @@ class _Envelope:
             "choices": [
                 {
                     "index": i,
-                    "message": {"role": "assistant", "content": a.content},
+                    "message": _whole_message(a),
                     "logprobs": self._logprobs(a.logprobs),
                     "finish_reason": a.finish.reason if a.finish else None,
                     "matched_stop": a.finish.matched if a.finish else None,
@@ -117,6 +142,15 @@ class _Envelope:
         match event:
             case Delta(choice=choice, piece=Content(text=text), logprobs=scores):
                 return self._chunk(choice, {"content": text}, scores)
+            case Delta(choice=choice, piece=Reasoning(text=text), logprobs=scores):
+                return self._chunk(choice, {"reasoning_content": text}, scores)
+            case Delta(choice=choice, piece=ToolCallStart() as call, logprobs=scores):
+                function = {"name": call.name, "arguments": ""}
+                start = {"index": call.index, "id": call.id, "type": "function"}
+                return self._chunk(choice, {"tool_calls": [start | {"function": function}]}, scores)
+            case Delta(choice=choice, piece=ToolCallArguments() as part, logprobs=scores):
+                piece = {"index": part.index, "function": {"arguments": part.text}}
+                return self._chunk(choice, {"tool_calls": [piece]}, scores)
             case Delta(choice=choice, piece=Finish() as finish, logprobs=scores):
                 return self._chunk(choice, {}, scores, finish)
             case Usage() if include_usage:
@@ -142,3 +176,20 @@ class _Envelope:
         if finish is not None:
             body["matched_stop"] = finish.matched
         return data(self._head | {"object": "chat.completion.chunk", "choices": [body]})
+
+
+def _whole_message(answer: Answer) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": answer.content}
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    if answer.calls:
+        message["content"] = answer.content or None
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in answer.calls
+        ]
+    return message

@@ -12,26 +12,34 @@ from millrace.protocol import Sampling, TokenLogprob
 from millrace.serving.model import ServedModel
 from millrace.serving.request import Request
 from millrace.text.deltas import Usage
+from millrace.text.grammar import from_fields
+from millrace.text.grammar.lark import Entry
+from millrace.text.stops import parse_stops
 from millrace.text.vocabulary import Vocabulary
 
 _PLAIN = tuple(f for f in Sampling.__struct_fields__ if f != "logit_bias")
 
 
-def request_of(id: str, prompt: list[int], wire: Common, model: ServedModel) -> Request:
+def fill(request: Request, wire: Common, model: ServedModel) -> None:
     """The part of a Request that both endpoints fill alike."""
-    return Request(
-        id=id,
-        prompt=prompt,
-        sampling=_sampling(wire, model),
-        seed=None if wire.seed is None else wire.seed & ((1 << 63) - 1),
-        n=wire.n or 1,
-        max_tokens=wire.max_tokens,
-        stop_token_ids=wire.stop_token_ids or [],
-        skip_special_tokens=wire.skip_special_tokens,
-        ignore_eos=bool(wire.ignore_eos),
-        priority=wire.priority or 0,
-        timeout=wire.timeout,
-    )
+    request.sampling = _sampling(wire, model)
+    request.seed = None if wire.seed is None else wire.seed & ((1 << 63) - 1)
+    request.n = wire.n or 1
+    request.max_tokens = wire.max_tokens
+    request.stops = parse_stops(wire.stop)
+    request.include_stop = bool(wire.include_stop_str_in_output)
+    request.stop_in_reasoning = bool(wire.stop_in_reasoning)
+    request.stop_token_ids = wire.stop_token_ids or []
+    request.skip_special_tokens = wire.skip_special_tokens
+    request.ignore_eos = bool(wire.ignore_eos)
+    request.priority = wire.priority or 0
+    request.timeout = wire.timeout
+
+
+def demanded(wire: Common) -> Entry | None:
+    """The form that the answer must have, from whichever field asks for one."""
+    names = ("response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+    return from_fields({k: v for k in names if (v := getattr(wire, k)) is not None})
 
 
 def _sampling(wire: Common, model: ServedModel) -> Sampling:

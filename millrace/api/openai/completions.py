@@ -16,9 +16,10 @@ from millrace.api.context import context_of, request_id
 from millrace.api.errors import openai_error
 from millrace.api.openai.common import (
     CompletionLogprobs,
+    demanded,
+    fill,
     ignored_header,
     joined,
-    request_of,
     token_name,
     usage_of,
     wants_usage,
@@ -31,6 +32,7 @@ from millrace.serving.group import Group
 from millrace.serving.model import ServedModel
 from millrace.serving.request import Request
 from millrace.text.deltas import Content, Delta, Event, Finish, Idle, PromptScores, Usage
+from millrace.text.grammar.lark import single
 
 router = APIRouter()
 _KNOWN = known(CompletionRequest, REFUSED_BY_COMPLETIONS)
@@ -60,7 +62,10 @@ async def completions(http: HttpRequest) -> Response:
 
 
 def _request(id: str, prompt: list[int], wire: CompletionRequest, model: ServedModel) -> Request:
-    request = request_of(id, prompt, wire, model)
+    request = Request(id=id, prompt=prompt)
+    fill(request, wire, model)
+    if (entry := demanded(wire)) is not None:
+        request.grammar = single(entry)
     request.logprobs = wire.logprobs
     request.prompt_logprobs = wire.prompt_logprobs
     request.endpoint = "/v1/completions"

@@ -29,7 +29,16 @@ class Common(msgspec.Struct, kw_only=True):
     seed: int | None = None
     max_tokens: Positive | None = None
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    stop: str | list[str] | None = None
     stop_token_ids: list[Token] | None = None
+    include_stop_str_in_output: bool | None = None
+    stop_in_reasoning: bool | None = None
+    """Whether stop strings end the answer inside a thought too."""
+    response_format: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     typical_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
     xtc_probability: Unit | None = None
     xtc_threshold: Unit | None = None
@@ -51,12 +60,27 @@ class Common(msgspec.Struct, kw_only=True):
 class Part(msgspec.Struct):
     type: str
     text: str | None = None
+    refusal: str | None = None
 
 
 class Message(msgspec.Struct):
+    """Checked here, and passed on as it came: templates may use fields of their own."""
+
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[Part] | None = None
     name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+class Function(msgspec.Struct):
+    name: str
+
+
+class NamedTool(msgspec.Struct):
+    function: Function
+    type: Literal["function"] = "function"
 
 
 class ChatRequest(Common):
@@ -64,6 +88,15 @@ class ChatRequest(Common):
     max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
     top_logprobs: Top | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    enable_thinking: bool | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=0)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 class CompletionRequest(Common):
@@ -83,42 +116,25 @@ ADVISORY = frozenset(
         "safety_identifier",
         "prompt_cache_key",
         "prompt_cache_retention",
-        "parallel_tool_calls",
     }
 )
 """Fields that only label or advise: accepted, whatever they say."""
 
-REFUSED_BY_BOTH: dict[str, tuple[Any, ...]] = {
-    "stop": ([], ""),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "response_format": ({"type": "text"},),
-}
-
-REFUSED_BY_CHAT = REFUSED_BY_BOTH | {
+REFUSED_BY_CHAT: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "prompt_logprobs": (),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
-    "reasoning_effort": (),
     "verbosity": ("medium",),
     "web_search_options": (),
-    "chat_template_kwargs": ({},),
-    "enable_thinking": (),
-    "thinking_token_budget": (),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
 }
 
-REFUSED_BY_COMPLETIONS = REFUSED_BY_BOTH | {
+REFUSED_BY_COMPLETIONS: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
+    "tools": ([],),
 }
 
 

@@ -1,0 +1,223 @@
+"""How one model is spoken to and understood: its template, its output format, its markers.
+
+Everything that depends on the model's family and not on the request, worked out once. Adapters give
+it a conversation and get a prompt; they give it a prompt and get a parser for the answer.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from llguidance import LLTokenizer
+
+from millrace.errors import BadRequest, ModelError, Unsupported
+from millrace.protocol import Thinking
+from millrace.text import grammar as grammars
+from millrace.text.formats import (
+    OutputFormat,
+    OutputParser,
+    ThinkingControls,
+    ToolSpec,
+    choose,
+    inside_thought,
+    thinking_controls,
+    tool_from_openai,
+)
+from millrace.text.formats.style import Style, probe
+from millrace.text.grammar.lark import Entry
+from millrace.text.messages import cut_after, prepare
+from millrace.text.template import ChatTemplate
+from millrace.text.tokenizer import Tokenizer
+
+ToolChoice = Literal["none", "auto", "required"]
+
+
+@dataclass
+class Conversation:
+    """A chat request in OpenAI's terms, whatever protocol it came from."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    tool_choice: ToolChoice = "auto"
+    tool_name: str | None = None
+    """The one tool that must be called, with tool_choice `required`."""
+    parallel: bool = True
+    thinking: bool | None = None
+    """Whether the model is to think; None leaves it to the model."""
+    effort: str | None = None
+    thinking_budget: int | None = None
+    template_arguments: dict[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final: bool = False
+
+    @property
+    def specs(self) -> list[ToolSpec]:
+        if self.tool_choice == "none":
+            return []
+        return [tool_from_openai(t) for t in self.tools]
+
+
+class Dialect:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        tool_format: str | None = None,
+        reasoning_format: str | None = None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._tool_format = tool_format
+        self._reasoning_format = reasoning_format
+        self._lock = threading.Lock()
+
+    @functools.cached_property
+    def template(self) -> ChatTemplate:
+        source = self._tokenizer.template_source
+        if source is None:
+            raise BadRequest(
+                "This model has no chat template; use /v1/completions.", param="messages"
+            )
+        return ChatTemplate(
+            source,
+            bos_token=self._tokenizer.token_text("bos_token"),
+            eos_token=self._tokenizer.token_text("eos_token"),
+        )
+
+    @functools.cached_property
+    def format(self) -> OutputFormat:
+        vocabulary = self._tokenizer.vocabulary
+        special = {vocabulary.added[i] for i in vocabulary.special}
+        source = self._tokenizer.template_source or ""
+        return choose(source, special, self._tool_format, self._reasoning_format)
+
+    @functools.cached_property
+    def style(self) -> Style:
+        return probe(self.template)
+
+    @functools.cached_property
+    def controls(self) -> ThinkingControls:
+        return thinking_controls(self._tokenizer.template_source or "")
+
+    @functools.cached_property
+    def marker_tokens(self) -> dict[str, int]:
+        """The markers that grammars must match as tokens, since no text spells them."""
+        with self._lock:
+            file = self._tokenizer.folder / "tokenizer.json"
+            try:
+                guide = LLTokenizer(file.read_text(encoding="utf-8"))
+            except (OSError, ValueError) as error:
+                raise ModelError(f"{file} cannot be used for structured output: {error}") from error
+            added = self._tokenizer.vocabulary.added
+            return {text: id for id, text in added.items() if guide.is_special_token(id)}
+
+    def render(self, chat: Conversation) -> str:
+        """The prompt's text."""
+        tools = chat.tools if chat.tool_choice != "none" else []
+        messages = self._without_thinking(chat)
+        ready = prepare(messages, tools, self.style, self.format)
+        arguments = (
+            ready.arguments
+            | self.controls.arguments(chat.thinking, chat.effort, chat.thinking_budget)
+            | chat.template_arguments
+        )
+        text = self.template.render(
+            ready.messages,
+            tools=ready.tools,
+            add_generation_prompt=chat.add_generation_prompt and not chat.continue_final,
+            **arguments,
+        )
+        if not chat.continue_final:
+            return text
+        last = ready.messages[-1]
+        if last["role"] != "assistant" or not isinstance(last.get("content"), str):
+            raise BadRequest(
+                "continue_final_message needs an assistant message with text at the end.",
+                param="continue_final_message",
+            )
+        return cut_after(text, last["content"])
+
+    def _without_thinking(self, chat: Conversation) -> Sequence[Mapping[str, Any]]:
+        """Some templates know no switch but a word in the system message."""
+        word = self.controls.off_word
+        if chat.thinking is not False or word is None or self.controls.switch is not None:
+            return chat.messages
+        first, *rest = chat.messages
+        if first.get("role") in ("system", "developer") and isinstance(first.get("content"), str):
+            return [{**first, "content": f"{first['content']}\n{word}"}, *rest]
+        return [{"role": "system", "content": word}, *chat.messages]
+
+    def parser(self, chat: Conversation, prompt: str) -> OutputParser:
+        specs = chat.specs
+        return OutputParser(self.format, specs or None, prompt=prompt, parallel=chat.parallel)
+
+    def grammar(self, chat: Conversation, entry: Entry | None, prompt: str) -> str | None:
+        """What the answer must look like, or None if it is free."""
+        specs = chat.specs
+        thinking = self._thinking(chat, prompt)
+        if chat.tool_choice == "required":
+            return grammars.calls_grammar(
+                self.format,
+                specs,
+                self.marker_tokens,
+                name=chat.tool_name,
+                parallel=chat.parallel and chat.tool_name is None,
+                thinking=thinking,
+                prompt=prompt,
+            )
+        if entry is None:
+            return None
+        if specs:
+            return grammars.calls_or_answer_grammar(
+                entry,
+                self.format,
+                specs,
+                self.marker_tokens,
+                parallel=chat.parallel,
+                thinking=thinking,
+                prompt=prompt,
+            )
+        return grammars.answer_grammar(entry, self.format, self.marker_tokens, thinking)
+
+    def strict(self, chat: Conversation) -> grammars.Lazy | None:
+        """For tool_choice auto: the grammar of a call once it opens, where a tool is strict."""
+        if chat.tool_choice != "auto" or not any(t.strict for t in chat.specs):
+            return None
+        return grammars.strict_grammar(self.format, chat.specs, self.marker_tokens)
+
+    def limit(self, chat: Conversation, prompt: str) -> Thinking | None:
+        """The thinking budget in tokens, for the engine."""
+        if chat.thinking_budget is None or chat.thinking is False:
+            return None
+        thought, close = self.format.thought, self.format.thinking_close
+        messages = self.format.messages
+        if close is None or (thought is None and messages is None):
+            raise Unsupported(
+                "This model does not think, so a thinking budget means nothing to it.",
+                param="thinking_token_budget",
+            )
+        if thought is not None:
+            opens, closes = thought.opens[0], thought.closes[0]
+        else:
+            assert messages is not None
+            channel = f"{messages.header[0]}analysis" if messages.header else ""
+            opens, closes = channel + messages.message, messages.ends[0]
+        encode = self._tokenizer.encode
+        return Thinking(
+            budget=chat.thinking_budget,
+            inside=inside_thought(self.format, prompt),
+            opens=encode(opens),
+            closes=encode(closes),
+            ending=encode(close),
+        )
+
+    def _thinking(self, chat: Conversation, prompt: str) -> grammars.Thinking:
+        if inside_thought(self.format, prompt):
+            return "inside"
+        if self.format.messages is not None:
+            return "may"
+        if self.format.thought is None or chat.thinking is False:
+            return "no"
+        return "may"

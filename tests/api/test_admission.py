@@ -1,0 +1,103 @@
+"""Overload: what fits is served, the rest is told so at once, and nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+from api import scrape, tiny_folder
+from conftest import Server
+
+RUNNING, QUEUE, CLIENTS = 8, 32, 200
+# Long enough that all clients have come before the first answer ends.
+BODY = {"prompt": "Once", "max_tokens": 1200, "temperature": 0, "ignore_eos": True}
+GROWTH = 1.3
+
+
+async def _wave(server: Server) -> list[httpx.Response]:
+    """All clients at once; their answers in the order in which they ended."""
+    ended: list[httpx.Response] = []
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(limits=limits, timeout=240, trust_env=False) as http:
+
+        async def client() -> None:
+            ended.append(await http.post(f"{server.url}/v1/completions", json=BODY))
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(CLIENTS):
+                group.create_task(client())
+    return ended
+
+
+def _check(ended: list[httpx.Response]) -> None:
+    refusals = CLIENTS - RUNNING - QUEUE
+    codes = [r.status_code for r in ended]
+    assert (codes.count(200), codes.count(429)) == (RUNNING + QUEUE, refusals)
+    # At once: every refusal was heard before any answer had ended.
+    assert set(codes[:refusals]) == {429}
+    for refused in ended[:refusals]:
+        assert 1 <= int(refused.headers["retry-after"]) <= 60
+        error = refused.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert (error["type"], error["code"]) == ("rate_limit_error", "overloaded")
+        assert "--max-queue" in error["message"]
+    for served in ended[refusals:]:
+        assert served.json()["usage"]["completion_tokens"] == BODY["max_tokens"]
+
+
+def _memory(server: Server) -> dict[str, int]:
+    """Resident kilobytes of both processes."""
+    pids = {"front": server.process.pid, "engine": server.status()["engine_pid"]}
+    return {
+        name: int(subprocess.run(["ps", "-o", "rss=", "-p", str(pid)], capture_output=True).stdout)
+        for name, pid in pids.items()
+    }
+
+
+def test_two_hundred_at_once(
+    start: Callable[..., Server], tmp_path: Path, default_model: Path
+) -> None:
+    model = tiny_folder.make(tmp_path / "tiny", default_model)
+    bounds = ("--max-running", str(RUNNING), "--max-queue", str(QUEUE))
+    server = start(str(model), *bounds).wait_ready()
+    memory: list[dict[str, int]] = []
+    for _ in range(3):
+        _check(asyncio.run(_wave(server)))
+        memory.append(_memory(server))
+    for name, first in memory[0].items():
+        assert max(m[name] for m in memory[1:]) < GROWTH * first, memory
+    _is_idle(server)
+    answer = server.post("/v1/completions", BODY | {"max_tokens": 3})
+    assert answer.json()["usage"]["completion_tokens"] == 3
+    requests = "millrace_requests_total"
+    assert scrape.total(server, requests, outcome="ok") == 3 * (RUNNING + QUEUE) + 1
+    assert server.status()["restarts"] == 0
+
+
+def _is_idle(server: Server) -> None:
+    assert server.status()["requests"] == []
+    for gauge in ("running", "queued", "kv_bytes"):
+        assert scrape.total(server, f"millrace_{gauge}") == 0
+
+
+def test_a_request_of_several_answers_counts_as_several(
+    start: Callable[..., Server], tmp_path: Path, default_model: Path
+) -> None:
+    model = tiny_folder.make(tmp_path / "tiny", default_model)
+    server = start(str(model), "--max-running", "2", "--max-queue", "2").wait_ready()
+    body = BODY | {"max_tokens": 4000, "stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as first:
+        next(first.iter_lines())
+
+        def ask(**more: Any) -> int:
+            short = BODY | {"max_tokens": 1} | more
+            return server.post("/v1/completions", short).status_code
+
+        assert ask(n=4) == 429
+        assert ask(prompt=["a", "b", "c", "d"]) == 429
+        assert ask(n=3) == 200
+        assert ask(prompt=["a", "b", "c"]) == 200

@@ -1,0 +1,189 @@
+"""What the server tells of itself: metrics, the status of every request, structured logs."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+from api import scrape
+from conftest import Server
+
+SHORT = {"prompt": "Once", "max_tokens": 4, "temperature": 0}
+FAMILIES = {
+    "millrace_requests": "counter",
+    "millrace_prompt_tokens": "counter",
+    "millrace_cached_tokens": "counter",
+    "millrace_prefilled_tokens": "counter",
+    "millrace_generated_tokens": "counter",
+    "millrace_engine_restarts": "counter",
+    "millrace_running": "gauge",
+    "millrace_queued": "gauge",
+    "millrace_kv_bytes": "gauge",
+    "millrace_time_to_first_token_seconds": "histogram",
+    "millrace_inter_token_seconds": "histogram",
+    "millrace_request_seconds": "histogram",
+    "millrace_step_seconds": "histogram",
+}
+
+
+def test_metrics_have_every_family(server: Server) -> None:
+    server.post("/v1/completions", SHORT)
+    assert FAMILIES.items() <= scrape.families(server).items()
+    assert scrape.label_names(server, "millrace_requests_total") == {
+        "endpoint",
+        "model",
+        "outcome",
+    }
+    for family in FAMILIES:
+        total = f"{family}_total" if FAMILIES[family] == "counter" else family
+        sample = f"{family}_count" if FAMILIES[family] == "histogram" else total
+        assert "model" in scrape.label_names(server, sample), f"{family} has no sample"
+
+
+def test_metrics_count_what_happened(server: Server) -> None:
+    def counted() -> dict[str, float]:
+        where = {"endpoint": "/v1/chat/completions", "model": "smollm2", "outcome": "ok"}
+        names = ("prompt_tokens_total", "generated_tokens_total", "prefilled_tokens_total")
+        hists = ("time_to_first_token_seconds", "inter_token_seconds", "request_seconds")
+        return {
+            "requests": scrape.total(server, "millrace_requests_total", **where),
+            **{n: scrape.total(server, f"millrace_{n}") for n in names},
+            **{n: scrape.total(server, f"millrace_{n}_count") for n in hists},
+        }
+
+    before = counted()
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, "ignore_eos": True}
+    usage = server.post("/v1/chat/completions", body).json()["usage"]
+    after = counted()
+    assert {name: after[name] - before[name] for name in after} == {
+        "requests": 1,
+        "prompt_tokens_total": usage["prompt_tokens"],
+        "generated_tokens_total": 5,
+        "prefilled_tokens_total": usage["prompt_tokens"],
+        "time_to_first_token_seconds": 1,
+        "inter_token_seconds": 4,
+        "request_seconds": 1,
+    }
+
+
+def test_restarts_and_outcomes_are_counted(start: Callable[..., Server]) -> None:
+    server = start().wait_ready()
+    server.kill_engine()
+    while not server.status()["restarts"]:
+        time.sleep(0.05)
+    server.wait_ready()
+    assert scrape.total(server, "millrace_engine_restarts_total") == 1
+    long = SHORT | {"max_tokens": 4000, "ignore_eos": True}
+    server.post("/v1/completions", long | {"timeout": 0.4})
+    with httpx.stream(
+        "POST", f"{server.url}/v1/completions", json=long | {"stream": True}, timeout=60
+    ) as response:
+        next(response.iter_lines())
+    deadline = time.monotonic() + 20
+    while server.status()["requests"] and time.monotonic() < deadline:
+        time.sleep(0.02)
+    for outcome in ("timeout", "disconnected"):
+        assert scrape.total(server, "millrace_requests_total", outcome=outcome) == 1
+
+
+def test_the_status_names_every_request(start: Callable[..., Server]) -> None:
+    """One answers, one is in prefill, one waits for a row."""
+    server = start("--max-running", "2").wait_ready()
+
+    def wait_for(id: str, phase: str) -> None:
+        deadline = time.monotonic() + 60
+        while _by_id(server).get(id, {}).get("phase") != phase:
+            assert time.monotonic() < deadline, (id, phase, _by_id(server))
+            time.sleep(0.02)
+
+    def send(id: str, body: dict[str, Any]) -> httpx.Response:
+        return server.post("/v1/completions", body, headers={"x-request-id": id})
+
+    with ThreadPoolExecutor(3) as pool:
+        try:
+            pool.submit(
+                send, "answers", SHORT | {"max_tokens": 4000, "ignore_eos": True, "priority": 3}
+            )
+            wait_for("answers", "decode")
+            pool.submit(send, "prompt", SHORT | {"prompt": "A long one, this. " * 1000})
+            wait_for("prompt", "prefill")
+            pool.submit(send, "waits", SHORT)
+            wait_for("waits", "queued")
+            time.sleep(0.3)
+            requests = _by_id(server)
+        finally:
+            for id in ("answers", "prompt", "waits"):
+                server.post(f"/v1/requests/{id}/cancel", None)
+
+    assert list(requests) == ["answers", "prompt", "waits"]
+    assert {r["endpoint"] for r in requests.values()} == {"/v1/completions"}
+    assert {r["cached_tokens"] for r in requests.values()} == {0}
+
+    answers = requests["answers"]
+    assert (answers["phase"], answers["progress"], answers["priority"]) == ("decode", 1.0, 3)
+    assert answers["prefilled_tokens"] == answers["prompt_tokens"] == 1
+    assert 1 < answers["made_tokens"] < answers["max_tokens"] == 4000
+    assert 0 < answers["ttft_seconds"] < answers["age_seconds"]
+    assert answers["tokens_per_second"] > 0
+
+    prompt = requests["prompt"]
+    assert (prompt["phase"], prompt["made_tokens"], prompt["ttft_seconds"]) == ("prefill", 0, None)
+    assert prompt["prompt_tokens"] > 4000
+    assert 0 < prompt["prefilled_tokens"] < prompt["prompt_tokens"]
+    done = prompt["prefilled_tokens"] / prompt["prompt_tokens"]
+    assert abs(prompt["progress"] - done) < 0.001
+
+    waits = requests["waits"]
+    assert (waits["phase"], waits["progress"], waits["priority"]) == ("queued", 0.0, 0)
+    assert (waits["ttft_seconds"], waits["tokens_per_second"]) == (None, None)
+
+
+def _by_id(server: Server) -> dict[str, dict[str, Any]]:
+    return {r["id"]: r for r in server.status()["requests"]}
+
+
+def test_json_logs_are_one_object_a_line_with_the_request_id(
+    start: Callable[..., Server],
+) -> None:
+    server = start("--log-format", "json").wait_ready()
+    server.post("/v1/completions", SHORT, headers={"x-request-id": "logged-1"})
+    server.post("/v1/chat/completions", {"messages": []})
+    with socket.create_connection(("127.0.0.1", server.port)) as odd:
+        odd.sendall(b"this is not HTTP\r\n\r\n")
+        odd.recv(1000)
+    server.kill_engine()
+    while not server.status()["restarts"]:
+        time.sleep(0.05)
+    server.wait_ready()
+    lines = _stop_and_read(server)
+
+    records = [json.loads(line) for line in lines]
+    assert all({"time", "level", "logger", "message"} <= r.keys() for r in records)
+    (ended,) = [r for r in records if r.get("id") == "logged-1"]
+    assert ended["outcome"] == "ok"
+    assert ended["endpoint"] == "/v1/completions"
+    assert (ended["prompt_tokens"], ended["made_tokens"]) == (1, 4)
+    assert ended["seconds"] >= ended["ttft"] > 0
+    assert any(r["level"] == "error" and "engine is gone" in r["message"] for r in records)
+
+
+def test_text_logs_carry_the_request_id_too(start: Callable[..., Server]) -> None:
+    server = start().wait_ready()
+    server.post("/v1/completions", SHORT, headers={"x-request-id": "logged-2"})
+    (line,) = [x for x in _stop_and_read(server) if "logged-2" in x]
+    assert "id=logged-2" in line and "outcome=ok" in line
+
+
+def _stop_and_read(server: Server) -> list[str]:
+    """All that the server and its engine wrote to stderr."""
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.stderr is not None
+    lines = server.process.stderr.read().splitlines()
+    assert server.stop() == 0
+    return [line for line in lines if line]
