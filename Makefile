@@ -9,7 +9,7 @@ comma   := ,
 BIN      = $(VENV)/bin
 STAMP    = $(VENV)/.installed-$(BACKEND)
 
-.PHONY: help setup serve test lint unit bench-core clean
+.PHONY: help setup serve test lint unit test-heavy bench-core clean
 
 help:  ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -37,6 +37,9 @@ lint: setup  ## ruff, mypy (strict) and the import contracts
 
 unit: setup  ## The tests; ARGS="-k name" passes through
 	@$(BIN)/python -m pytest $(ARGS)
+
+test-heavy: setup  ## The long versions of the structured-output and tool tests
+	@MILLRACE_HEAVY=1 $(BIN)/python -m pytest tests/api/test_structured.py tests/api/test_tools.py --timeout 3000 $(ARGS)
 
 bench-core: setup  ## Our server against raw mlx-lm and mlx_lm.server, one table
 	@$(BIN)/python benchmarks/core.py $(ARGS)

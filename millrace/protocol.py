@@ -10,7 +10,8 @@ from typing import Literal
 
 import msgspec
 
-FinishReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length", "complete"]
+"""A stop token (which is no text), the token limit, or a grammar that nothing can follow."""
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):

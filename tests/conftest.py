@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,19 +31,20 @@ class Server:
     def __init__(self, *args: str, env: dict[str, str] | None = None) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
+        # A file, not a pipe: nobody reads along, and a full pipe would stop the server.
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
             [sys.executable, "-m", "millrace", "serve", *args, "--port", str(self.port)],
             env=os.environ | (env or {}),
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
+            stderr=self._log,
         )
 
     def wait_ready(self, timeout: float = 120) -> Server:
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
-                raise RuntimeError(f"the server ended: {self.process.stderr.read()}")  # type: ignore[union-attr]
+                raise RuntimeError(f"the server ended: {self.log()}")
             try:
                 if self.health()["status"] == "ready":
                     return self
@@ -60,6 +62,11 @@ class Server:
     def post(self, path: str, body: Any, **kwargs: Any) -> httpx.Response:
         return httpx.post(f"{self.url}{path}", json=body, timeout=120, **kwargs)
 
+    def log(self) -> str:
+        """All that the server and its engine wrote to stderr so far."""
+        file = self._log.fileno()  # its position is the server's, too: read without moving it
+        return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
+
     def kill_engine(self) -> None:
         os.kill(self.status()["engine_pid"], signal.SIGKILL)
 
@@ -72,8 +79,6 @@ class Server:
             self.process.kill()
             self.process.wait()
             raise
-        finally:
-            self.process.stderr.close()  # type: ignore[union-attr]
 
 
 @pytest.fixture(scope="session")

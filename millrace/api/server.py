@@ -34,6 +34,7 @@ async def serve(
     server = _Uvicorn(
         uvicorn.Config(
             create_app(context),
+            log_config=None,
             log_level="warning",
             access_log=False,
             lifespan="off",

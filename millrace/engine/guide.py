@@ -62,6 +62,11 @@ class Guide:
     def __init__(self, matcher: LLMatcher | None) -> None:
         self.matcher = matcher
 
+    @property
+    def complete(self) -> bool:
+        """Nothing can follow any more."""
+        return self.matcher is not None and self.matcher.is_stopped()
+
     def accept(self, token: int) -> str | None:
         """Take a token; returns what is wrong, if anything is."""
         if self.matcher is None or self.matcher.is_stopped():

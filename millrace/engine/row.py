@@ -84,6 +84,8 @@ class Row:
             return "stop"
         if self.guide is not None:
             self.problem = self.guide.accept(token)
+            if self.guide.complete:
+                return "complete"
         if self.thought is not None and self.thought.accept(self.tokens):
             self.forced = list(self.thought.ending)
         return "length" if self.made >= self.request.max_tokens else None

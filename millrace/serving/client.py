@@ -267,6 +267,9 @@ class EngineClient:
                     self._count_queue()
                 self._metrics.token(None if first else live.last_token - before, len(row.tokens))
                 self._settle(live)
+        if not self.live:
+            # The step was on its way when the last request left: it is not the last word.
+            self._metrics.idle()
 
 
 def _summary(live: Live, seconds: float) -> dict[str, Any]:

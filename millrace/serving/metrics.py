@@ -61,6 +61,10 @@ class ModelMetrics:
         self._generated = all.generated.labels(model)
         self._running = all.running.labels(model)
         self._kv_bytes = all.kv_bytes.labels(model)
+        for seldom in (all.prompt, all.cached, all.prefilled, all.restarts, all.queued):
+            seldom.labels(model)  # a series that is there from the start, at 0
+        for timed in (all.ttft, all.e2e):
+            timed.labels(model)
 
     def arrived(self, live: Live) -> None:
         self._all.prompt.labels(self._model).inc(len(live.submit.prompt))

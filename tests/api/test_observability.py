@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import socket
 import time
 from collections.abc import Callable
@@ -181,9 +180,5 @@ def test_text_logs_carry_the_request_id_too(start: Callable[..., Server]) -> Non
 
 
 def _stop_and_read(server: Server) -> list[str]:
-    """All that the server and its engine wrote to stderr."""
-    server.process.send_signal(signal.SIGTERM)
-    assert server.process.stderr is not None
-    lines = server.process.stderr.read().splitlines()
     assert server.stop() == 0
-    return [line for line in lines if line]
+    return [line for line in server.log().splitlines() if line]
