@@ -5,6 +5,7 @@ They print what `millrace.models` finds; nothing about models is decided here.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -82,8 +83,14 @@ def show(
 
     found = resolve(name, download=False)
     about = store.describe(found.path)
+    tools, reasoning = _formats(found.path)
     if as_json:
-        fields = {"name": found.name, "source": found.source}
+        fields = {
+            "name": found.name,
+            "source": found.source,
+            "tool_format": tools,
+            "reasoning_format": reasoning,
+        }
         _print_json(fields | msgspec.to_builtins(about))
         return
     from rich.console import Console
@@ -102,12 +109,24 @@ def show(
         "vocabulary": "unknown" if about.vocabulary is None else f"{about.vocabulary:,} tokens",
         "ends with": ", ".join(map(str, about.eos)) or "unknown",
         "chat template": "yes" if about.chat_template else "no",
+        "tool calls": tools,
+        "reasoning": reasoning or "none",
         "size": _size(about.bytes),
         "folder": about.path,
     }
     for label, value in rows.items():
         table.add_row(label, value)
     Console().print(table, markup=False)
+
+
+def _formats(folder: Path) -> tuple[str, str | None]:
+    """How the model is taken to write tool calls and thoughts."""
+    from millrace.text.dialect import Dialect
+    from millrace.text.tokenizer import Tokenizer
+
+    found = Dialect(Tokenizer(folder)).format
+    thought = found.thought.name if found.thought else None
+    return found.name, thought or ("channels" if found.messages else None)
 
 
 def rm(

@@ -45,10 +45,12 @@ class Edits:
         self._counts: dict[int, int] = {}
         self._stops = [self._reserve(t) for t in stops] if sampling.min_tokens else []
         for token, bias in sampling.logit_bias.items():
-            self._shift[self._reserve(token)] += bias
+            slot = self._reserve(token)  # first: it may put larger arrays in place
+            self._shift[slot] += bias
         if sampling.repetition_penalty != 1.0:
             for token in set(prompt):
-                self._factor[self._reserve(token)] = sampling.repetition_penalty
+                slot = self._reserve(token)
+                self._factor[slot] = sampling.repetition_penalty
         for token in made:
             self.accept(token)
 

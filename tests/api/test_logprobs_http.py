@@ -167,7 +167,8 @@ def test_completions_with_the_prompt_echoed_streamed_and_whole(
         whole["text"][a:b] == name for (a, b), name in named if not name.startswith("bytes:")
     )
 
-    text, streamed = "", {key: [] for key in scores}
+    text = ""
+    streamed: dict[str, list[Any]] = {key: [] for key in scores}
     for event in _events(server, "/v1/completions", body):
         for choice in event["choices"]:
             text += choice["text"]

@@ -65,6 +65,19 @@ def test_parameters_do_what_they_say(server: Server) -> None:
     assert _complete(server, {**ended, "min_tokens": TOKENS}) == greedy
 
 
+def test_many_tokens_may_be_penalised_or_biased(server: Server) -> None:
+    """More than a few dozen: a long prompt's, and a long list's."""
+    words = " ".join(f"word{i} {chr(97 + i % 26)}{i}" for i in range(150))
+    body = {"prompt": words, "max_tokens": 4, "temperature": 0}
+    penalised = server.post("/v1/completions", body | {"repetition_penalty": 1e2})
+    assert penalised.status_code == 200, penalised.text
+    # So great a penalty bans whatever has occurred.
+    plain = server.post("/v1/completions", body).json()["choices"][0]["text"]
+    assert penalised.json()["choices"][0]["text"] != plain
+    bias = {str(i): -100.0 for i in range(300)} | {"28": 100.0}
+    assert _complete(server, {"temperature": 0, "logit_bias": bias}) == "," * TOKENS
+
+
 def _stream(server: Server, seed: int, tokens: int) -> Iterator[str]:
     body = {
         "prompt": "The old lighthouse keeper",

@@ -46,7 +46,8 @@ def _running(server: Server, id: str) -> dict[str, Any] | None:
 
 
 def _decoding(server: Server, id: str) -> bool:
-    return (_running(server, id) or {"made_tokens": 0})["made_tokens"] > 0
+    request = _running(server, id)
+    return request is not None and request["made_tokens"] > 0
 
 
 def _begin(
@@ -189,7 +190,8 @@ def test_the_higher_priority_is_served_first(
     for id, priority in (("low", -1), ("usual", 0), ("high", 1)):
         waiting.append(pool.submit(send, id, priority))
         _until(lambda id=id: _running(alone, id))  # type: ignore[misc]
-    for done in (first, *waiting):
+    first.result(60)
+    for done in waiting:
         done.result(60)
     assert order == ["high", "usual", "low"]
 
