@@ -21,11 +21,11 @@ from mlx_lm.models import qwen3
 from mlx_lm.models.cache import make_prompt_cache
 
 from millrace.config import EngineConfig
+from millrace.engine.choice import DeviceChooser
 from millrace.engine.link import ThreadLink
 from millrace.engine.loop import Engine
 from millrace.engine.measure import cost_of
 from millrace.engine.memory import Budget
-from millrace.engine.pivot import DevicePivots
 from millrace.engine.sampler import Sampler
 from millrace.engine.warmup import warm_up
 from millrace.models.placement import place
@@ -94,7 +94,7 @@ class Ours:
         self.link = ThreadLink(self._hear)
         config = EngineConfig(model="random", name="random", max_running=rows, prefill_chunk=2048)
         budget = Budget(cost_of(caches), 100 << 30)
-        self.engine = Engine(model, config, Sampler(DevicePivots()), budget, self.link)
+        self.engine = Engine(model, config, Sampler(DeviceChooser()), budget, self.link)
 
     def _hear(self, message: FromEngine) -> None:
         if isinstance(message, Step):

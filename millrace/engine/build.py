@@ -27,17 +27,17 @@ def build(config: EngineConfig, link: Link) -> Engine:
     blas.prepare()
     link.send(Loading("loading the model"))
 
+    from millrace.engine.choice import Chooser, DeviceChooser, HostChooser
     from millrace.engine.guide import Guides
     from millrace.engine.loop import Engine
     from millrace.engine.measure import cost_of
     from millrace.engine.memory import Budget
-    from millrace.engine.pivot import DevicePivots, HostPivots
     from millrace.engine.sampler import Sampler
     from millrace.engine.warmup import warm_up
     from millrace.models.load import load
 
     loaded = load(config)
-    pivots = HostPivots() if loaded.device == "cpu" else DevicePivots()
+    chooser: Chooser = HostChooser() if loaded.device == "cpu" else DeviceChooser()
     spare = int(0.8 * (loaded.memory - loaded.weight_bytes))
     budget = Budget(cost_of(loaded.caches), config.kv_memory or max(_LEAST_KV_MEMORY, spare))
     guides = Guides(Path(config.model), loaded.vocab_size)
@@ -46,7 +46,7 @@ def build(config: EngineConfig, link: Link) -> Engine:
         warm_up(loaded.model, min(config.max_running, 64), config.prefill_chunk or GPU_CHUNK)
     chunk = config.prefill_chunk or (CPU_CHUNK if loaded.device == "cpu" else GPU_CHUNK)
     config = msgspec.structs.replace(config, prefill_chunk=chunk)
-    engine = Engine(loaded.model, config, Sampler(pivots), budget, link, guides)
+    engine = Engine(loaded.model, config, Sampler(chooser), budget, link, guides)
     link.send(
         Ready(
             context=loaded.context,

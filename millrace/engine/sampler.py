@@ -1,8 +1,8 @@
 """The sampler: one vectorised draw for rows with different parameters.
 
 Every row's draw is the inverse of its cumulative distribution at one uniform number from
-(seed, index). Filters (top-k, top-p, min-p) reduce to one threshold per row, below which tokens are
-out. Greedy rows pay for an argmax and nothing more, and a feature costs only the rows that use it.
+(seed, index). Greedy rows pay for an argmax and nothing more, and a feature costs only the rows that
+use it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,11 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from millrace.engine.choice import Chooser
 from millrace.engine.edits import stack
 from millrace.engine.guide import masked
 from millrace.engine.logprobs import Logprobs
-from millrace.engine.pivot import PivotFinder
-from millrace.engine.rng import uniform
 from millrace.engine.row import Row
-
-_XTC_LANE = 1
 
 
 class Draw:
@@ -34,8 +31,8 @@ class Draw:
 
 
 class Sampler:
-    def __init__(self, pivots: PivotFinder) -> None:
-        self._pivots = pivots
+    def __init__(self, chooser: Chooser) -> None:
+        self._chooser = chooser
         self._plan: _Plan | None = None
 
     def changed(self) -> None:
@@ -60,43 +57,14 @@ class Sampler:
         if not plan.drawn:
             return mx.argmax(logits, axis=-1).astype(mx.int32)
         some = len(plan.drawn) < len(rows)
-        chosen = self._inverse(
-            logits[plan.drawn_index] if some else logits, plan, [rows[i] for i in plan.drawn]
-        )
+        drawn = [rows[i] for i in plan.drawn]
+        part = logits[plan.drawn_index] if some else logits
+        chosen = self._chooser.choose(self._chooser.weigh(part, plan.inverse_temperature), drawn)
         if not some:
             return chosen
         tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
         tokens[plan.drawn_index] = chosen
         return tokens
-
-    def _inverse(self, logits: mx.array, plan: _Plan, rows: list[Row]) -> mx.array:
-        z = logits.astype(mx.float32) * plan.inverse_temperature
-        weights = mx.exp(z - mx.max(z, axis=-1, keepdims=True))
-        if plan.filtered:
-            weights = self._filter(weights, plan)
-        for i in plan.typical:
-            cut = self._pivots.typical(weights[i : i + 1], rows[i].sampling.typical_p)
-            weights[i : i + 1] = cut
-        for i in plan.xtc:
-            if uniform(rows[i].seed, rows[i].made, _XTC_LANE) < rows[i].sampling.xtc_probability:
-                weights[i : i + 1] = _without_top_choices(weights[i : i + 1], rows[i])
-        cdf = mx.cumsum(weights, axis=-1)
-        total = cdf[:, -1:]
-        u = mx.array([uniform(r.seed, r.made) for r in rows])[:, None]
-        # The last token with weight is the answer even if rounding puts the mark at the total.
-        passed = mx.sum(cdf <= u * total, axis=-1)
-        last = mx.sum(cdf < total, axis=-1)
-        return mx.minimum(passed, last).astype(mx.int32)
-
-    def _filter(self, weights: mx.array, plan: _Plan) -> mx.array:
-        some = len(plan.filtered) < weights.shape[0]
-        part = weights[plan.filtered_index] if some else weights
-        pivot = self._pivots.find(part, plan.top_k, plan.top_p, plan.min_p)
-        part = mx.where(part >= pivot, part, 0.0)
-        if not some:
-            return part
-        weights[plan.filtered_index] = part
-        return weights
 
 
 class _Plan:
@@ -115,15 +83,6 @@ class _Plan:
         params = [rows[i].sampling for i in self.drawn]
         self.drawn_index = mx.array(self.drawn, mx.int32)
         self.inverse_temperature = mx.array([1.0 / s.temperature for s in params])[:, None]
-        self.filtered = [
-            i for i, s in enumerate(params) if s.top_k or s.top_p < 1.0 or s.min_p > 0.0
-        ]
-        self.filtered_index = mx.array(self.filtered, mx.int32)
-        self.top_k = [params[i].top_k for i in self.filtered]
-        self.top_p = [params[i].top_p for i in self.filtered]
-        self.min_p = [params[i].min_p for i in self.filtered]
-        self.typical = [i for i, s in enumerate(params) if s.typical_p < 1.0]
-        self.xtc = [i for i, s in enumerate(params) if s.xtc_probability > 0.0]
 
 
 def _greedy(row: Row) -> bool:
@@ -140,14 +99,3 @@ def _edited(logits: mx.array, rows: list[tuple[int, Row]]) -> mx.array:
     new = mx.where(old > 0, old / factor, old * factor) + shift
     logits[at, ids] = new.astype(logits.dtype)
     return logits
-
-
-def _without_top_choices(weights: mx.array, row: Row) -> mx.array:
-    """XTC: of the tokens above the threshold only the least likely stays, and what ends the row."""
-    above = weights >= row.sampling.xtc_threshold * mx.sum(weights, axis=-1, keepdims=True)
-    least = mx.min(mx.where(above, weights, mx.inf), axis=-1, keepdims=True)
-    kept = mx.where(above & (weights > least), 0.0, weights)
-    if row.stop_ids:
-        ends = mx.array([sorted(row.stop_ids)], mx.int32)
-        kept[mx.array([[0]], mx.int32), ends] = mx.take_along_axis(weights, ends, axis=-1)
-    return kept

@@ -9,11 +9,11 @@ import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
 from millrace.config import EngineConfig
+from millrace.engine.choice import Chooser, HostChooser
 from millrace.engine.link import ThreadLink
 from millrace.engine.loop import Engine
 from millrace.engine.measure import cost_of
 from millrace.engine.memory import Budget, Cost
-from millrace.engine.pivot import HostPivots, PivotFinder
 from millrace.engine.sampler import Sampler
 from millrace.protocol import Failed, FromEngine, Step, Submit, ToEngine, TokenLogprob
 
@@ -26,7 +26,7 @@ class Bench:
     def __init__(
         self,
         model: Any,
-        pivots: PivotFinder | None = None,
+        chooser: Chooser | None = None,
         budget: Budget | None = None,
         **config: Any,
     ) -> None:
@@ -38,7 +38,7 @@ class Bench:
         self.prompt_logprobs: dict[str, list[TokenLogprob]] = {}
         self.link = ThreadLink(self._deliver)
         settings = EngineConfig(model="tiny", name="tiny", **config)
-        sampler = Sampler(pivots or HostPivots())
+        sampler = Sampler(chooser or HostChooser())
         self.engine = Engine(model, settings, sampler, budget or _plenty(model), self.link)
 
     def _deliver(self, message: FromEngine) -> None:

@@ -9,7 +9,7 @@ import pytest
 from engine.harness import Bench, greedy_alone
 from tiny import SHAPES, VOCAB, build
 
-from millrace.engine.pivot import DevicePivots
+from millrace.engine.choice import DeviceChooser
 from millrace.protocol import Abort, AbortChoice, Choice, Sampling, Submit
 
 GREEDY = Sampling(temperature=0.0)
@@ -58,7 +58,7 @@ def test_sampled_rows_depend_on_their_own_seed_alone(model: Any) -> None:
     for submit in submits:
         alone = Bench(model).run([submit])
         assert alone == {k: v for k, v in together.items() if k[0] == submit.id}
-        assert Bench(model, DevicePivots()).run([submit]) == alone
+        assert Bench(model, DeviceChooser()).run([submit]) == alone
 
 
 def test_a_resume_goes_on_as_if_nothing_had_happened(model: Any) -> None:

@@ -10,7 +10,9 @@ import pytest
 from engine.harness import Bench, greedy_alone
 from tiny import VOCAB, build
 
-from millrace.engine.pivot import DevicePivots, HostPivots
+from millrace.engine import choice
+from millrace.engine.choice import DeviceChooser
+from millrace.engine.row import Row
 from millrace.protocol import Choice, Sampling, Submit
 
 PROMPT = [5, 9, 70, 3, 9, 44, 9]
@@ -55,7 +57,7 @@ def test_sixteen_parameter_sets_at_once_each_as_alone(model: Any) -> None:
     for submit in submits:
         alone = Bench(model).run([submit])["".join(submit.id), 0]
         assert alone == together[submit.id, 0], submit.sampling
-        on_device = Bench(model, DevicePivots()).run([submit])[submit.id, 0]
+        on_device = Bench(model, DeviceChooser()).run([submit])[submit.id, 0]
         assert on_device == alone, submit.sampling
 
 
@@ -112,23 +114,20 @@ def test_no_stop_before_min_tokens(model: Any) -> None:
 
 
 def test_xtc_takes_the_top_choices_away() -> None:
-    from millrace.engine.row import Row
-    from millrace.engine.sampler import _without_top_choices
-
-    request = Submit(
-        "a", [1], [Choice(0, 0)], 4, Sampling(xtc_probability=1.0, xtc_threshold=0.1), [0]
-    )
+    weights = np.array([0.4, 0.3, 0.2, 0.06, 0.04], np.float32)
+    wanted = pytest.approx([0.4, 0.0, 0.2, 0.06, 0.04])
+    kept = choice.without_top_choices(weights, 0.1, np.array([0]))
+    assert kept.tolist() == wanted, "0 ends the row and stays"
+    request = Submit("a", [1], [Choice(0, 0)], 4, Sampling(xtc_threshold=0.1), [0])
     row = Row.of(request, request.choices[0], 0.0)
-    weights = mx.array([[0.4, 0.3, 0.2, 0.06, 0.04]])
-    kept = np.array(_without_top_choices(weights, row))[0]
-    assert kept.tolist() == pytest.approx([0.4, 0.0, 0.2, 0.06, 0.04]), "0 ends the row and stays"
+    assert np.array(choice._xtc(mx.array(weights)[None], row))[0].tolist() == wanted
 
 
 def test_typical_keeps_what_is_as_surprising_as_expected() -> None:
-    weights = mx.array([[1.0, 0.2, 0.2, 0.2, 0.2, 0.2, 0.2, 0.001]])
-    for finder in (HostPivots(), DevicePivots()):
-        kept = np.array(finder.typical(weights, 0.5))[0] > 0
-        assert kept.tolist() == [False, True, True, True, True, True, True, False]
+    weights = np.array([1.0, 0.2, 0.2, 0.2, 0.2, 0.2, 0.2, 0.001], np.float32)
+    wanted = [False, True, True, True, True, True, True, False]
+    assert (choice.typical(weights, 0.5) > 0).tolist() == wanted
+    assert (np.array(choice._typical(mx.array(weights)[None], 0.5))[0] > 0).tolist() == wanted
 
 
 def test_draws_follow_the_distribution(model: Any) -> None:

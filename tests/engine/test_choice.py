@@ -7,7 +7,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.engine.pivot import DevicePivots, HostPivots
+from millrace.engine.choice import _filtered, threshold
+from millrace.protocol import Sampling
 
 rows = st.lists(st.floats(-12, 0), min_size=2, max_size=60).map(
     lambda xs: np.exp(np.array(xs, np.float32) - max(xs)).astype(np.float32)
@@ -16,7 +17,7 @@ rows = st.lists(st.floats(-12, 0), min_size=2, max_size=60).map(
 
 def _kept(row: np.ndarray, top_k: int, top_p: float, min_p: float) -> set[int]:
     order = np.argsort(-row, kind="stable")
-    kept = [i for i in order if row[i] >= min_p]
+    kept = [i for i in order if row[i] >= np.float32(min_p) * row.max()]
     if 0 < top_k < row.size:
         least = row[order[top_k - 1]]
         kept = [i for i in kept if row[i] >= least]
@@ -38,13 +39,16 @@ def _kept(row: np.ndarray, top_k: int, top_p: float, min_p: float) -> set[int]:
     st.sampled_from([1.0, 0.99, 0.9, 0.5, 0.01]),
     st.sampled_from([0.0, 0.1]),
 )
-def test_both_finders_keep_what_the_definition_keeps(
+def test_both_choosers_keep_what_the_definition_keeps(
     row: np.ndarray, top_k: int, top_p: float, min_p: float
 ) -> None:
     wanted = _kept(row, top_k, top_p, min_p)
-    for finder in (HostPivots(), DevicePivots()):
-        pivot = np.array(finder.find(mx.array(row)[None], [top_k], [top_p], [min_p]))[0, 0]
-        kept = set(np.flatnonzero(row >= pivot).tolist())
+    sampling = Sampling(top_k=top_k, top_p=top_p, min_p=min_p)
+    on_host = set(np.flatnonzero(row >= np.float32(threshold(row, sampling))).tolist())
+    on_device = set(
+        np.flatnonzero(np.array(_filtered(mx.array(row)[None], [sampling]))[0]).tolist()
+    )
+    for kept in (on_host, on_device):
         # Where the mass meets the share within rounding, one more or less token is right too.
         if kept != wanted:
             extra = kept ^ wanted

@@ -1,0 +1,199 @@
+"""Drawing tokens from weights: filters, then the inverse of the cumulative distribution.
+
+Both choosers take rows of weights that add up to 1 and one uniform number per row, and mean the
+same. Ties with a filter's threshold are kept, so a draw does not depend on the order of equal
+tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from millrace.engine.rng import uniform
+from millrace.engine.row import Row
+from millrace.protocol import Sampling
+
+XTC_LANE = 1
+Weights = NDArray[np.float32]
+
+
+class Chooser(Protocol):
+    def weigh(self, logits: mx.array, inverse_temperature: mx.array) -> mx.array:
+        """The distribution of each row."""
+
+    def choose(self, weights: mx.array, rows: Sequence[Row]) -> mx.array:
+        """One token per row."""
+
+
+class HostChooser:
+    """For the CPU device, whose arrays the host can look at without a copy."""
+
+    def __init__(self) -> None:
+        # A stream is a thread on the CPU, and the exponentials are most of the work.
+        self._lanes = [mx.new_stream(mx.default_device()) for _ in range(2)]
+
+    def weigh(self, logits: mx.array, inverse_temperature: mx.array) -> mx.array:
+        half = -(-logits.shape[0] // 2)
+        parts = []
+        for lane, part in zip(self._lanes, (slice(0, half), slice(half, None)), strict=True):
+            if logits[part].shape[0]:
+                with mx.stream(lane):
+                    z = logits[part].astype(mx.float32) * inverse_temperature[part]
+                    parts.append(mx.softmax(z, axis=-1))
+        return mx.concatenate(parts) if len(parts) > 1 else parts[0]
+
+    def choose(self, weights: mx.array, rows: Sequence[Row]) -> mx.array:
+        table = np.array(weights, copy=False)
+        return mx.array([_draw(table[i], row) for i, row in enumerate(rows)], mx.int32)
+
+
+def _draw(weights: Weights, row: Row) -> int:
+    sampling = row.sampling
+    ids: NDArray[np.intp] | None = None
+    kept = weights
+    if sampling.top_k or sampling.top_p < 1.0 or sampling.min_p > 0.0:
+        ids = np.flatnonzero(weights >= threshold(weights, sampling))
+        kept = weights[ids]
+    if sampling.typical_p < 1.0:
+        kept = typical(kept, sampling.typical_p)
+    if _coin(row):
+        ends = np.array(sorted(row.stop_ids), np.intp)
+        kept = without_top_choices(kept, sampling.xtc_threshold, _places(ids, ends))
+    mass = np.cumsum(kept, dtype=np.float64)
+    at = int(np.searchsorted(mass, uniform(row.seed, row.made) * mass[-1], side="right"))
+    at = min(at, int(np.searchsorted(mass, mass[-1])))
+    return at if ids is None else int(ids[at])
+
+
+def threshold(weights: Weights, sampling: Sampling) -> float:
+    """The least weight that top-k, top-p and min-p keep."""
+    pivot = sampling.min_p * float(weights.max()) if sampling.min_p else 0.0
+    if 0 < sampling.top_k < weights.size:
+        place = weights.size - sampling.top_k
+        pivot = max(pivot, float(np.partition(weights, place)[place]))
+    if sampling.top_p < 1.0:
+        kept = weights[weights >= pivot] if pivot > 0.0 else weights
+        total = float(kept.sum(dtype=np.float64))
+        # Tokens below this bound weigh at most (1 - top_p) of the total together: never needed.
+        bound = (1.0 - sampling.top_p) * total / weights.size
+        head = np.sort(kept[kept >= bound])[::-1]
+        mass = np.cumsum(head, dtype=np.float64)
+        cut = min(int(np.searchsorted(mass, sampling.top_p * total)), head.size - 1)
+        pivot = max(pivot, float(head[cut]))
+    return pivot
+
+
+def typical(weights: Weights, share: float) -> Weights:
+    """The weights without those whose surprise is far from the expected one."""
+    p = weights / weights.sum(dtype=np.float64)
+    surprise = -np.log(np.maximum(p, 1e-38))
+    off = np.abs(surprise - (p * surprise).sum())
+    # Only the tokens of one narrow bucket need an order: the one in which the share is reached.
+    bucket = np.minimum(off * 64, 4095).astype(np.int32)
+    mass = np.cumsum(np.bincount(bucket, weights=p, minlength=4096))
+    cut = min(int(np.searchsorted(mass, share)), 4095)
+    inside = off[bucket == cut]
+    order = np.argsort(inside, kind="stable")
+    before = mass[cut - 1] if cut else 0.0
+    within = before + np.cumsum(p[bucket == cut][order])
+    limit = inside[order[min(int(np.searchsorted(within, share)), len(order) - 1)]]
+    return np.where(off <= limit, weights, np.float32(0.0))
+
+
+def without_top_choices(weights: Weights, least_share: float, spared: NDArray[np.intp]) -> Weights:
+    """XTC: of the tokens above the threshold only the least likely stays, and what ends the row."""
+    above = weights >= least_share * weights.sum(dtype=np.float64)
+    if above.sum() < 2:
+        return weights
+    kept = np.where(above & (weights > weights[above].min()), np.float32(0.0), weights)
+    kept[spared] = weights[spared]
+    return kept
+
+
+def _coin(row: Row) -> bool:
+    chance = row.sampling.xtc_probability
+    return chance > 0.0 and uniform(row.seed, row.made, XTC_LANE) < chance
+
+
+def _places(ids: NDArray[np.intp] | None, tokens: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Where these tokens stand among the kept ones."""
+    if ids is None:
+        return tokens
+    at = np.minimum(np.searchsorted(ids, tokens), ids.size - 1)
+    found: NDArray[np.intp] = at[ids[at] == tokens]
+    return found
+
+
+class DeviceChooser:
+    """For GPUs: one vectorised draw for all rows, and no wait for the host."""
+
+    def weigh(self, logits: mx.array, inverse_temperature: mx.array) -> mx.array:
+        return mx.softmax(logits.astype(mx.float32) * inverse_temperature, axis=-1)
+
+    def choose(self, weights: mx.array, rows: Sequence[Row]) -> mx.array:
+        params = [r.sampling for r in rows]
+        filtered = [i for i, s in enumerate(params) if s.top_k or s.top_p < 1.0 or s.min_p > 0.0]
+        if filtered:
+            part = weights if len(filtered) == len(rows) else weights[mx.array(filtered)]
+            part = _filtered(part, [params[i] for i in filtered])
+            if len(filtered) == len(rows):
+                weights = part
+            else:
+                weights[mx.array(filtered)] = part
+        for i, row in enumerate(rows):
+            if row.sampling.typical_p < 1.0:
+                weights[i : i + 1] = _typical(weights[i : i + 1], row.sampling.typical_p)
+            if _coin(row):
+                weights[i : i + 1] = _xtc(weights[i : i + 1], row)
+        cdf = mx.cumsum(weights, axis=-1)
+        total = cdf[:, -1:]
+        u = mx.array([uniform(r.seed, r.made) for r in rows])[:, None]
+        # The last token with weight is the answer even if rounding puts the mark at the total.
+        passed = mx.sum(cdf <= u * total, axis=-1)
+        last = mx.sum(cdf < total, axis=-1)
+        return mx.minimum(passed, last).astype(mx.int32)
+
+
+def _filtered(weights: mx.array, params: list[Sampling]) -> mx.array:
+    size = weights.shape[-1]
+    counts = [s.top_k if 0 < s.top_k < size else size for s in params]
+    pivot = mx.array([s.min_p for s in params])[:, None] * mx.max(weights, axis=-1, keepdims=True)
+    nucleus = min(s.top_p for s in params) < 1.0
+    if min(counts) < size or nucleus:
+        falling = mx.sort(weights, axis=-1)[:, ::-1]
+        kth = mx.take_along_axis(falling, mx.array(counts, mx.int32)[:, None] - 1, axis=-1)
+        pivot = mx.maximum(pivot, kth)
+        if nucleus:
+            mass = mx.cumsum(mx.where(falling >= pivot, falling, 0.0), axis=-1)
+            share = mx.array([s.top_p for s in params])[:, None]
+            cut = mx.sum(mass < share * mass[:, -1:], axis=-1, keepdims=True)
+            last = mx.take_along_axis(falling, mx.minimum(cut, size - 1), axis=-1)
+            pivot = mx.where(share < 1.0, mx.maximum(pivot, last), pivot)
+    return mx.where(weights >= pivot, weights, 0.0)
+
+
+def _typical(weights: mx.array, share: float) -> mx.array:
+    p = weights / mx.sum(weights, axis=-1, keepdims=True)
+    surprise = -mx.log(mx.maximum(p, 1e-38))
+    entropy = mx.sum(p * surprise, axis=-1, keepdims=True)
+    off = mx.where(p > 0, mx.abs(surprise - entropy), mx.inf)
+    order = mx.argsort(off, axis=-1)
+    mass = mx.cumsum(mx.take_along_axis(p, order, axis=-1), axis=-1)
+    cut = mx.minimum(mx.sum(mass < share, axis=-1, keepdims=True), weights.shape[-1] - 1)
+    limit = mx.take_along_axis(off, mx.take_along_axis(order, cut, axis=-1), axis=-1)
+    return mx.where(off <= limit, weights, 0.0)
+
+
+def _xtc(weights: mx.array, row: Row) -> mx.array:
+    above = weights >= row.sampling.xtc_threshold * mx.sum(weights, axis=-1, keepdims=True)
+    least = mx.min(mx.where(above, weights, mx.inf), axis=-1, keepdims=True)
+    kept = mx.where(above & (weights > least), 0.0, weights)
+    if row.stop_ids:
+        ends: Any = mx.array([sorted(row.stop_ids)], mx.int32)
+        kept[mx.array([[0]], mx.int32), ends] = mx.take_along_axis(weights, ends, axis=-1)
+    return kept
