@@ -302,7 +302,7 @@ def _report(console: Console, measured: dict[str, Figures]) -> None:
         _verdict(
             console,
             figures.lead > 0,
-            f"the short prompt's first token comes {figures.lead:.2f} s before the long one's",
+            f"the short prompt is answered {figures.lead:.2f} s before the long one",
         )
 
 

@@ -1,13 +1,15 @@
-"""Drawing tokens from weights: filters, then the inverse of the cumulative distribution.
+"""Drawing tokens from logits: filters, then the inverse of the cumulative distribution.
 
-Both choosers take rows of weights that add up to 1 and one uniform number per row, and mean the
-same. Ties with a filter's threshold are kept, so a draw does not depend on the order of equal
-tokens.
+Both choosers take the logits of all rows and mean the same. Ties with a filter's threshold are
+kept, so a draw does not depend on the order of equal tokens.
 """
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -20,79 +22,89 @@ from millrace.protocol import Sampling
 
 XTC_LANE = 1
 Weights = NDArray[np.float32]
+Ids = NDArray[np.intp]
 
 
 class Chooser(Protocol):
-    def weigh(self, logits: mx.array, inverse_temperature: mx.array) -> mx.array:
-        """The distribution of each row."""
-
-    def choose(self, weights: mx.array, rows: Sequence[Row]) -> mx.array:
+    def choose(self, logits: mx.array, rows: Sequence[Row]) -> mx.array:
         """One token per row."""
 
 
+def greedy(sampling: Sampling) -> bool:
+    return sampling.temperature == 0.0 or sampling.top_k == 1
+
+
 class HostChooser:
-    """For the CPU device, whose arrays the host can look at without a copy."""
+    """For the CPU device, whose arrays the host can look at without a copy.
+
+    The device has nothing to do until the tokens are there, so its cores are the host's meanwhile.
+    """
 
     def __init__(self) -> None:
-        # A stream is a thread on the CPU, and the exponentials are most of the work.
-        self._lanes = [mx.new_stream(mx.default_device()) for _ in range(2)]
+        self._threads = ThreadPoolExecutor(min(4, os.cpu_count() or 1))
 
-    def weigh(self, logits: mx.array, inverse_temperature: mx.array) -> mx.array:
-        half = -(-logits.shape[0] // 2)
-        parts = []
-        for lane, part in zip(self._lanes, (slice(0, half), slice(half, None)), strict=True):
-            if logits[part].shape[0]:
-                with mx.stream(lane):
-                    z = logits[part].astype(mx.float32) * inverse_temperature[part]
-                    parts.append(mx.softmax(z, axis=-1))
-        return mx.concatenate(parts) if len(parts) > 1 else parts[0]
-
-    def choose(self, weights: mx.array, rows: Sequence[Row]) -> mx.array:
-        table = np.array(weights, copy=False)
-        return mx.array([_draw(table[i], row) for i, row in enumerate(rows)], mx.int32)
+    def choose(self, logits: mx.array, rows: Sequence[Row]) -> mx.array:
+        table = np.array(logits.astype(mx.float32), copy=False)
+        drawn = [i for i, r in enumerate(rows) if not greedy(r.sampling)]
+        tokens = table.argmax(axis=-1).tolist() if len(drawn) < len(rows) else [0] * len(rows)
+        if len(drawn) > 1:
+            found = list(self._threads.map(lambda i: _draw(table[i], rows[i]), drawn))
+        else:
+            found = [_draw(table[i], rows[i]) for i in drawn]
+        for i, token in zip(drawn, found, strict=True):
+            tokens[i] = token
+        return mx.array(tokens, mx.int32)
 
 
-def _draw(weights: Weights, row: Row) -> int:
-    sampling = row.sampling
-    ids: NDArray[np.intp] | None = None
-    kept = weights
-    if sampling.top_k or sampling.top_p < 1.0 or sampling.min_p > 0.0:
-        ids = np.flatnonzero(weights >= threshold(weights, sampling))
-        kept = weights[ids]
-    if sampling.typical_p < 1.0:
-        kept = typical(kept, sampling.typical_p)
+def _draw(logits: Weights, row: Row) -> int:
+    ids, kept = candidates(logits, row.sampling)
     if _coin(row):
         ends = np.array(sorted(row.stop_ids), np.intp)
-        kept = without_top_choices(kept, sampling.xtc_threshold, _places(ids, ends))
+        kept = without_top_choices(kept, row.sampling.xtc_threshold, _places(ids, ends))
     mass = np.cumsum(kept, dtype=np.float64)
     at = int(np.searchsorted(mass, uniform(row.seed, row.made) * mass[-1], side="right"))
     at = min(at, int(np.searchsorted(mass, mass[-1])))
     return at if ids is None else int(ids[at])
 
 
-def threshold(weights: Weights, sampling: Sampling) -> float:
-    """The least weight that top-k, top-p and min-p keep."""
-    pivot = sampling.min_p * float(weights.max()) if sampling.min_p else 0.0
-    if 0 < sampling.top_k < weights.size:
-        place = weights.size - sampling.top_k
-        pivot = max(pivot, float(np.partition(weights, place)[place]))
+def candidates(logits: Weights, sampling: Sampling) -> tuple[Ids | None, Weights]:
+    """The tokens that the filters leave and their weights, the greatest about 1; no ids means all."""
+    top = float(logits.max())
+    ids: Ids | None = None
+    floor = -math.inf
+    if 0 < sampling.top_k < logits.size:
+        place = logits.size - sampling.top_k
+        floor = float(np.partition(logits, place)[place])
+    if sampling.min_p > 0.0:
+        floor = max(floor, top + math.log(sampling.min_p) * sampling.temperature)
+    if floor > -math.inf:
+        ids = np.flatnonzero(logits >= np.float32(floor))
+        logits = logits[ids]
+    weights: Weights = np.exp((logits - np.float32(top)) * np.float32(1.0 / sampling.temperature))
     if sampling.top_p < 1.0:
-        kept = weights[weights >= pivot] if pivot > 0.0 else weights
-        total = float(kept.sum(dtype=np.float64))
-        # Tokens below this bound weigh at most (1 - top_p) of the total together: never needed.
-        bound = (1.0 - sampling.top_p) * total / weights.size
-        head = np.sort(kept[kept >= bound])[::-1]
-        mass = np.cumsum(head, dtype=np.float64)
-        cut = min(int(np.searchsorted(mass, sampling.top_p * total)), head.size - 1)
-        pivot = max(pivot, float(head[cut]))
-    return pivot
+        inside = np.flatnonzero(weights >= nucleus(weights, sampling.top_p))
+        ids = inside if ids is None else ids[inside]
+        weights = weights[inside]
+    if sampling.typical_p < 1.0:
+        weights = typical(weights, sampling.typical_p)
+    return ids, weights
+
+
+def nucleus(weights: Weights, share: float) -> float:
+    """The least weight of the smallest set of tokens that has the share of the total."""
+    total = float(weights.sum(dtype=np.float64))
+    # Tokens below this bound weigh at most (1 - share) of the total together: never needed.
+    bound = (1.0 - share) * total / weights.size
+    head = np.sort(weights[weights >= np.float32(bound)])[::-1]
+    mass = np.cumsum(head, dtype=np.float64)
+    return float(head[min(int(np.searchsorted(mass, share * total)), head.size - 1)])
 
 
 def typical(weights: Weights, share: float) -> Weights:
     """The weights without those whose surprise is far from the expected one."""
-    p = weights / weights.sum(dtype=np.float64)
-    surprise = -np.log(np.maximum(p, 1e-38))
-    off = np.abs(surprise - (p * surprise).sum())
+    p = weights / float(weights.sum(dtype=np.float64))
+    surprise = -np.log(np.maximum(p, np.float32(1e-38)))
+    off = np.abs(surprise - float((p * surprise).sum(dtype=np.float64)))
     # Only the tokens of one narrow bucket need an order: the one in which the share is reached.
     bucket = np.minimum(off * 64, 4095).astype(np.int32)
     mass = np.cumsum(np.bincount(bucket, weights=p, minlength=4096))
@@ -105,7 +117,7 @@ def typical(weights: Weights, share: float) -> Weights:
     return np.where(off <= limit, weights, np.float32(0.0))
 
 
-def without_top_choices(weights: Weights, least_share: float, spared: NDArray[np.intp]) -> Weights:
+def without_top_choices(weights: Weights, least_share: float, spared: Ids) -> Weights:
     """XTC: of the tokens above the threshold only the least likely stays, and what ends the row."""
     above = weights >= least_share * weights.sum(dtype=np.float64)
     if above.sum() < 2:
@@ -120,22 +132,32 @@ def _coin(row: Row) -> bool:
     return chance > 0.0 and uniform(row.seed, row.made, XTC_LANE) < chance
 
 
-def _places(ids: NDArray[np.intp] | None, tokens: NDArray[np.intp]) -> NDArray[np.intp]:
+def _places(ids: Ids | None, tokens: Ids) -> Ids:
     """Where these tokens stand among the kept ones."""
     if ids is None:
         return tokens
     at = np.minimum(np.searchsorted(ids, tokens), ids.size - 1)
-    found: NDArray[np.intp] = at[ids[at] == tokens]
+    found: Ids = at[ids[at] == tokens]
     return found
 
 
 class DeviceChooser:
     """For GPUs: one vectorised draw for all rows, and no wait for the host."""
 
-    def weigh(self, logits: mx.array, inverse_temperature: mx.array) -> mx.array:
-        return mx.softmax(logits.astype(mx.float32) * inverse_temperature, axis=-1)
+    def choose(self, logits: mx.array, rows: Sequence[Row]) -> mx.array:
+        drawn = [i for i, r in enumerate(rows) if not greedy(r.sampling)]
+        if not drawn:
+            return mx.argmax(logits, axis=-1).astype(mx.int32)
+        if len(drawn) == len(rows):
+            return self._draw(logits, rows)
+        at = mx.array(drawn, mx.int32)
+        tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
+        tokens[at] = self._draw(logits[at], [rows[i] for i in drawn])
+        return tokens
 
-    def choose(self, weights: mx.array, rows: Sequence[Row]) -> mx.array:
+    def _draw(self, logits: mx.array, rows: Sequence[Row]) -> mx.array:
+        cooling = mx.array([1.0 / r.sampling.temperature for r in rows])[:, None]
+        weights = mx.softmax(logits.astype(mx.float32) * cooling, axis=-1)
         params = [r.sampling for r in rows]
         filtered = [i for i, s in enumerate(params) if s.top_k or s.top_p < 1.0 or s.min_p > 0.0]
         if filtered:

@@ -44,7 +44,7 @@ class Sampler:
         asked = logits[plan.asked_index] if plan.asked else None
         logits = _edited(logits, [(i, rows[i]) for i in plan.edited])
         logits = masked(logits, [(i, g) for i in plan.guided if (g := rows[i].guide)])
-        tokens = self._tokens(logits, plan, rows)
+        tokens = self._chooser.choose(logits, rows)
         for i in plan.thinking:
             if rows[i].forced:
                 tokens[i] = rows[i].forced.pop(0)
@@ -52,19 +52,6 @@ class Sampler:
         if asked is not None:
             logprobs = Logprobs(asked, tokens[plan.asked_index], max(plan.tops))
         return Draw(tokens, logprobs, plan)
-
-    def _tokens(self, logits: mx.array, plan: _Plan, rows: Sequence[Row]) -> mx.array:
-        if not plan.drawn:
-            return mx.argmax(logits, axis=-1).astype(mx.int32)
-        some = len(plan.drawn) < len(rows)
-        drawn = [rows[i] for i in plan.drawn]
-        part = logits[plan.drawn_index] if some else logits
-        chosen = self._chooser.choose(self._chooser.weigh(part, plan.inverse_temperature), drawn)
-        if not some:
-            return chosen
-        tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
-        tokens[plan.drawn_index] = chosen
-        return tokens
 
 
 class _Plan:
@@ -77,16 +64,6 @@ class _Plan:
         self.asked = [i for i, r in enumerate(rows) if r.request.logprobs is not None]
         self.tops = [rows[i].request.logprobs or 0 for i in self.asked]
         self.asked_index = mx.array(self.asked, mx.int32)
-        self.drawn = [i for i, r in enumerate(rows) if not _greedy(r)]
-        if not self.drawn:
-            return
-        params = [rows[i].sampling for i in self.drawn]
-        self.drawn_index = mx.array(self.drawn, mx.int32)
-        self.inverse_temperature = mx.array([1.0 / s.temperature for s in params])[:, None]
-
-
-def _greedy(row: Row) -> bool:
-    return row.sampling.temperature == 0.0 or row.sampling.top_k == 1
 
 
 def _edited(logits: mx.array, rows: list[tuple[int, Row]]) -> mx.array:

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.engine.choice import _filtered, threshold
+from millrace.engine.choice import _filtered, candidates
 from millrace.protocol import Sampling
 
 rows = st.lists(st.floats(-12, 0), min_size=2, max_size=60).map(
@@ -44,7 +44,8 @@ def test_both_choosers_keep_what_the_definition_keeps(
 ) -> None:
     wanted = _kept(row, top_k, top_p, min_p)
     sampling = Sampling(top_k=top_k, top_p=top_p, min_p=min_p)
-    on_host = set(np.flatnonzero(row >= np.float32(threshold(row, sampling))).tolist())
+    ids, weights = candidates(np.log(row), sampling)
+    on_host = set(range(row.size)) if ids is None else set(ids[weights > 0].tolist())
     on_device = set(
         np.flatnonzero(np.array(_filtered(mx.array(row)[None], [sampling]))[0]).tolist()
     )
