@@ -9,7 +9,9 @@ and getting them in quickly is what a full batch lives on.
 from __future__ import annotations
 
 GAP_IN_STEPS = 2.5
-SMALLEST_CHUNK = 16
+SMALLEST_CHUNK = 8
+LONG_CHUNK = 64
+"""Chunks from which the cost of a token is learnt; what shorter ones take beyond it is their own."""
 _MEMORY = 0.3
 _GUESSED_GROWTH = 0.2
 """How much of a one-row step each further row adds, before it has been measured."""
@@ -22,7 +24,9 @@ class Pace:
         self._steps: dict[int, float] = {}
         """The decode step by the number of rows."""
         self.token_seconds = 1e-3
-        """What one prompt token costs."""
+        """What one prompt token costs in a long chunk."""
+        self._chunk_seconds = 0.0
+        """What a chunk costs beside its tokens: reading the weights, a long context behind it."""
 
     def saw_step(self, rows: int, seconds: float) -> None:
         before = self._steps.get(rows, seconds)
@@ -31,13 +35,14 @@ class Pace:
 
     def saw_chunk(self, tokens: int, seconds: float) -> None:
         """A chunk took this long by itself."""
-        if tokens and seconds > 0:
-            cost = seconds / tokens
-            self.token_seconds += _MEMORY * (cost - self.token_seconds)
+        if tokens >= LONG_CHUNK:
+            self.token_seconds += _MEMORY * (seconds / tokens - self.token_seconds)
 
     def saw_gap(self, rows: int, tokens: int, seconds: float) -> None:
         """A decode step with a chunk beside it took this long together."""
-        self.saw_chunk(tokens, max(seconds - self.step(rows), 0.1 * seconds))
+        chunk = max(0.0, seconds - self.step(rows))
+        beside = max(0.0, chunk - tokens * self.token_seconds)
+        self._chunk_seconds += _MEMORY * (beside - self._chunk_seconds)
 
     def step(self, rows: int) -> float:
         """The decode step with so many rows, measured or judged from the nearest that was."""
@@ -62,7 +67,7 @@ class Pace:
         target = self._max_stall
         if target is None:
             target = GAP_IN_STEPS * self.step(running + coming)
-        spare = max(0.0, target - self.step(running))
+        spare = target - self.step(running) - self._chunk_seconds
         return max(SMALLEST_CHUNK, min(self._chunk, int(spare / self.token_seconds)))
 
     def chunk(self, left: int, running: int, coming: int = 0) -> int:
