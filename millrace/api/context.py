@@ -38,4 +38,6 @@ def request_id(request: Request, prefix: str) -> str:
             "x-request-id must be 1 to 128 letters, digits, '-', '_', '.' or ':'.",
             param="x-request-id",
         )
+    if any(m.client.knows(chosen) for m in context_of(request).registry.all()):
+        raise BadRequest(f"A request with the id '{chosen}' is running.", param="x-request-id")
     return chosen

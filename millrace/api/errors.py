@@ -9,6 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from millrace.api.context import context_of
 from millrace.errors import MillraceError, Overloaded
 
 _OPENAI_TYPES = {
@@ -22,6 +23,10 @@ _OPENAI_TYPES = {
 }
 
 
+_COUNTED_BY_THE_CLIENT = (499, 500, 503, 504)
+"""Statuses of requests that were under way, whose end has been counted already."""
+
+
 def openai_error(error: MillraceError) -> dict[str, Any]:
     return {
         "error": {
@@ -33,10 +38,15 @@ def openai_error(error: MillraceError) -> dict[str, Any]:
     }
 
 
-async def respond(_: Request, error: Exception) -> Response:
+async def respond(request: Request, error: Exception) -> Response:
     """The handler for every error of ours that reaches the top."""
     assert isinstance(error, MillraceError)
+    route = request.scope.get("route")
+    if route is not None and error.status not in _COUNTED_BY_THE_CLIENT:
+        context_of(request).metrics.refused(route.path, error.code)
     headers = {}
+    if chosen := request.headers.get("x-request-id"):
+        headers["x-request-id"] = chosen
     if isinstance(error, Overloaded):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
     return Response(

@@ -64,8 +64,8 @@ class Engine:
         self._last_read: float | None = None
         self._last_job: Job | None = None
         """Whose chunk may still be running on the device, while no row is."""
-        self._chunks: deque[int] = deque([0, 0, 0], maxlen=3)
-        """Prompt tokens launched in this turn and the two before."""
+        self._chunks: deque[int] = deque([0, 0], maxlen=2)
+        """Prompt tokens launched in the last two turns."""
 
     def run(self) -> None:
         while not self._stopping:
@@ -136,13 +136,14 @@ class Engine:
     def _measure(self, step: Step) -> None:
         """Learn from the time between two reads: a decode step, and the chunk that ran beside it.
 
-        The draw read in this turn was launched in the last one, behind the chunk of the turn before.
+        Whether that was the last turn's chunk or the one before depends on how far the device lags
+        behind the host, so a step counts as undisturbed only without either.
         """
         now = time.perf_counter()
         if step.rows and self._last_read is not None:
             step.seconds = now - self._last_read
             rows = len(step.rows)
-            if tokens := self._chunks[-2]:
+            if tokens := max(self._chunks):
                 self._pace.saw_gap(rows, tokens, step.seconds)
             else:
                 self._pace.saw_step(rows, step.seconds)

@@ -9,7 +9,7 @@ and getting them in quickly is what a full batch lives on.
 from __future__ import annotations
 
 GAP_IN_STEPS = 2.5
-SMALLEST_CHUNK = 8
+SMALLEST_CHUNK = 4
 LONG_CHUNK = 64
 """Chunks from which the cost of a token is learnt; what shorter ones take beyond it is their own."""
 _MEMORY = 0.3
@@ -25,7 +25,8 @@ class Pace:
         """The decode step by the number of rows."""
         self.token_seconds = 1e-3
         """What one prompt token costs in a long chunk."""
-        self._chunk_seconds = 0.0
+        self._measured = False
+        self._chunk_seconds: float | None = None
         """What a chunk costs beside its tokens: reading the weights, a long context behind it."""
 
     def saw_step(self, rows: int, seconds: float) -> None:
@@ -36,13 +37,16 @@ class Pace:
     def saw_chunk(self, tokens: int, seconds: float) -> None:
         """A chunk took this long by itself."""
         if tokens >= LONG_CHUNK:
-            self.token_seconds += _MEMORY * (seconds / tokens - self.token_seconds)
+            weight = _MEMORY if self._measured else 1.0
+            self.token_seconds += weight * (seconds / tokens - self.token_seconds)
+            self._measured = True
 
     def saw_gap(self, rows: int, tokens: int, seconds: float) -> None:
         """A decode step with a chunk beside it took this long together."""
         chunk = max(0.0, seconds - self.step(rows))
         beside = max(0.0, chunk - tokens * self.token_seconds)
-        self._chunk_seconds += _MEMORY * (beside - self._chunk_seconds)
+        before = beside if self._chunk_seconds is None else self._chunk_seconds
+        self._chunk_seconds = before + _MEMORY * (beside - before)
 
     def step(self, rows: int) -> float:
         """The decode step with so many rows, measured or judged from the nearest that was."""
@@ -64,10 +68,13 @@ class Pace:
         """How many prompt tokens may run before the next decode step of the running rows."""
         if not running or not self._steps:
             return self._chunk
-        target = self._max_stall
+        step, target = self.step(running), self._max_stall
         if target is None:
-            target = GAP_IN_STEPS * self.step(running + coming)
-        spare = target - self.step(running) - self._chunk_seconds
+            # The prompt at hand is one of those that come: alone, it changes nothing.
+            target = GAP_IN_STEPS * self.step(running + max(0, coming - 1))
+        # A chunk reads all the weights as a step does, until it is known what it takes.
+        beside = step if self._chunk_seconds is None else self._chunk_seconds
+        spare = target - step - beside
         return max(SMALLEST_CHUNK, min(self._chunk, int(spare / self.token_seconds)))
 
     def chunk(self, left: int, running: int, coming: int = 0) -> int:

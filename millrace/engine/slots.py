@@ -132,7 +132,8 @@ class SlotKVCache:
         if self.keys is not None and rows <= self.keys.shape[0] and width <= self.keys.shape[2]:
             return
         have_rows, have_width = (0, 0) if self.keys is None else self.keys.shape[0:3:2]
-        slots = max(have_rows, _round_slots(rows))
+        # Spare slots save copies when rows join, and are too dear where rows are long.
+        slots = max(have_rows, _round_slots(rows) if width < 2048 else rows)
         step = self.STEP if width < 4096 else 4 * self.STEP
         cap = max(have_width, -(-width // step) * step)
         self.keys = _grown(self.keys, slots, cap, keys)

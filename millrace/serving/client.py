@@ -125,9 +125,13 @@ class EngineClient:
             self._connection.send(AbortChoice(live.id, choice))
         self._settle(live)
 
+    def knows(self, id: str) -> bool:
+        """Whether a request, or a part of a group, with this id is running."""
+        return any(r.id.partition("#")[0] == id for r in self.live.values())
+
     def cancel(self, id: str) -> bool:
         """End a request, or all parts of a group, with an error event; False if there is none."""
-        found = [r for r in self.live.values() if r.id == id or r.id.startswith(f"{id}#")]
+        found = [r for r in self.live.values() if r.id.partition("#")[0] == id]
         for live in found:
             self._end(live, "cancelled", Cancelled("The request was cancelled."))
         return bool(found)

@@ -43,6 +43,10 @@ class Metrics:
         self.e2e = histogram("request_seconds", "Arrival to end", _COARSE)
         self.step = histogram("step_seconds", "Time between two decode steps", _FINE)
 
+    def refused(self, endpoint: str, code: str) -> None:
+        """A request that was turned away before it ran; the code of the error is its outcome."""
+        self.requests.labels(endpoint, "", code).inc()
+
     def text(self) -> bytes:
         return generate_latest(self.registry)
 

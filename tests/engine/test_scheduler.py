@@ -68,6 +68,7 @@ class World:
         self.pace.token_seconds = self.TOKEN
         for count in range(1, 40):
             self.pace.saw_step(count, self.STEP)
+        self.pace.saw_gap(1, 10, self.STEP + 10 * self.TOKEN)
         self.budget = Budget(Cost(per_token=1), limit)
         self.scheduler: Scheduler[Prompt] = Scheduler(rows, self.pace, self.budget)
         self.rows: list[Stream] = []
@@ -196,14 +197,20 @@ def test_chunks_follow_the_step_to_come_and_the_wish() -> None:
     for _ in range(10):
         pace.saw_step(4, 0.1)
         pace.saw_step(8, 0.15)
-    assert 140 <= pace.chunk(2000, 4) <= 150
-    assert pace.chunk(2000, 4, coming=4) == 250
-    assert pace.limit(4, coming=4) == 275
+    assert 49 <= pace.limit(4) == pace.limit(4, coming=1) <= 50, (
+        "a chunk may cost a step beside its tokens"
+    )
+    for _ in range(30):
+        pace.saw_gap(4, 100, 0.2)
+    assert pace.limit(4) == 150
+    assert pace.limit(4, coming=5) == 275
+    assert pace.chunk(2000, 4, coming=5) == 250
     assert pace.chunk(7, 4) == 7
     wish = Pace(512, max_stall=0.3)
     wish.token_seconds = 0.001
     wish.saw_step(4, 0.1)
-    assert 180 <= wish.chunk(2000, 4, coming=4) <= 200
+    wish.saw_gap(4, 100, 0.2)
+    assert 199 <= wish.limit(4, coming=4) <= 200
 
 
 def test_steps_that_were_not_measured_are_judged_from_those_that_were() -> None:
