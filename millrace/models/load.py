@@ -40,6 +40,10 @@ def load(config: EngineConfig) -> Loaded:
     path = Path(config.model)
     device.configure()
     kind = device.kind()
+    if kind == "cpu":
+        # MLX would run the machine's C++ compiler for a few fused operations, which gain nothing
+        # here, and keep the results in the temporary folder.
+        mx.disable_compile()
     try:
         model, settings = load_model(path, lazy=True, trust_remote_code=config.trust_remote_code)
         placement.place(model, config.weights, kind)
