@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -23,6 +24,18 @@ _OPENAI_TYPES = {
 }
 
 
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
 _COUNTED_BY_THE_CLIENT = (499, 500, 503, 504)
 """Statuses of requests that were under way, whose end has been counted already."""
 
@@ -38,6 +51,24 @@ def openai_error(error: MillraceError) -> dict[str, Any]:
     }
 
 
+def anthropic_error(error: MillraceError) -> dict[str, Any]:
+    kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+def ollama_error(error: MillraceError) -> dict[str, Any]:
+    return {"error": error.message}
+
+
+Shape = Callable[[MillraceError], dict[str, Any]]
+_SHAPES: dict[str, Shape] = {"/v1/messages": anthropic_error, "/api/": ollama_error}
+
+
+def shape_of(path: str) -> Shape:
+    """How errors look to the clients of a path."""
+    return next((s for prefix, s in _SHAPES.items() if path.startswith(prefix)), openai_error)
+
+
 async def respond(request: Request, error: Exception) -> Response:
     """The handler for every error of ours that reaches the top."""
     assert isinstance(error, MillraceError)
@@ -50,7 +81,7 @@ async def respond(request: Request, error: Exception) -> Response:
     if isinstance(error, Overloaded):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
     return Response(
-        msgspec.json.encode(openai_error(error)),
+        msgspec.json.encode(shape_of(request.url.path)(error)),
         status_code=error.status,
         media_type="application/json",
         headers=headers,

@@ -66,7 +66,7 @@ async def _forward(
 async def _merge(
     queue: asyncio.Queue[Event | BaseException | None], members: int
 ) -> AsyncIterator[Event]:
-    prompt = completion = cached = reasoning = 0
+    prompt = completion = cached = written = reasoning = 0
     while members:
         item = await queue.get()
         match item:
@@ -78,7 +78,8 @@ async def _merge(
                 prompt += item.prompt
                 completion += item.completion
                 cached += item.cached
+                written += item.written
                 reasoning += item.reasoning
             case Delta() | PromptScores() | Idle():
                 yield item
-    yield Usage(prompt, completion, cached, reasoning)
+    yield Usage(prompt, completion, cached, written, reasoning)

@@ -36,3 +36,5 @@ class Request(msgspec.Struct, kw_only=True):
     endpoint: str = ""
     """Where it came from, for the metrics."""
     skip_special_tokens: bool = True
+    cache_salt: str = ""
+    """Requests share cached state only with those of the same salt."""

@@ -68,6 +68,9 @@ class Usage(msgspec.Struct, frozen=True, tag="usage"):
     prompt: int
     completion: int
     cached: int = 0
+    """Prompt tokens whose state was found and not computed."""
+    written: int = 0
+    """Prompt tokens whose state was computed and kept for later requests."""
     reasoning: int = 0
 
 

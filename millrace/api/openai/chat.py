@@ -19,11 +19,12 @@ from millrace.api.openai.common import (
     chat_logprobs,
     demanded,
     fill,
-    ignored_header,
     usage_of,
     wants_usage,
 )
 from millrace.api.openai.schema import REFUSED_BY_CHAT, ChatRequest, Message, NamedTool, known
+from millrace.api.running import run
+from millrace.api.sampling import ignored_header
 from millrace.errors import BadRequest, Unsupported
 from millrace.protocol import TokenLogprob
 from millrace.serving.fold import Answer, fold
@@ -60,9 +61,8 @@ async def chat_completions(http: HttpRequest) -> Response:
     fill(request, wire, model)
     request.max_tokens = wire.max_completion_tokens or wire.max_tokens
     request.logprobs = (wire.top_logprobs or 0) if wire.logprobs else None
-    request.endpoint = "/v1/chat/completions"
     headers = {"x-request-id": id} | ignored_header(unknown(raw, _KNOWN))
-    running = model.run(request)
+    running = run(http, model, request)
     envelope = _Envelope(id, model, bool(wire.logprobs))
     if wire.stream:
         chunks = envelope.chunks(running, wants_usage(wire))

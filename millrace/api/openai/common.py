@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from millrace.api.openai.schema import Common
-from millrace.errors import BadRequest
+from millrace.api.sampling import sampling_of, seed_of
 from millrace.protocol import Sampling, TokenLogprob
 from millrace.serving.model import ServedModel
 from millrace.serving.request import Request
@@ -22,8 +22,9 @@ _PLAIN = tuple(f for f in Sampling.__struct_fields__ if f != "logit_bias")
 
 def fill(request: Request, wire: Common, model: ServedModel) -> None:
     """The part of a Request that both endpoints fill alike."""
-    request.sampling = _sampling(wire, model)
-    request.seed = None if wire.seed is None else wire.seed & ((1 << 63) - 1)
+    asked = {name: getattr(wire, name) for name in _PLAIN}
+    request.sampling = sampling_of(asked, model, wire.logit_bias)
+    request.seed = seed_of(wire.seed)
     request.n = wire.n or 1
     request.max_tokens = wire.max_tokens
     request.stops = parse_stops(wire.stop)
@@ -42,27 +43,6 @@ def demanded(wire: Common) -> Entry | None:
     return from_fields({k: v for k in names if (v := getattr(wire, k)) is not None})
 
 
-def _sampling(wire: Common, model: ServedModel) -> Sampling:
-    """The request's wishes over the model's own defaults over the protocol's."""
-    asked = {k: v for k in _PLAIN if (v := getattr(wire, k)) is not None}
-    values: dict[str, Any] = {"temperature": 1.0} | model.defaults | asked
-    if values.get("top_k") == -1:
-        values["top_k"] = 0
-    if wire.logit_bias:
-        values["logit_bias"] = _bias(wire.logit_bias, len(model.tokenizer.vocabulary))
-    return Sampling(**values)
-
-
-def _bias(wire: dict[str, float], size: int) -> dict[int, float]:
-    for key in wire:
-        if not key.isdecimal() or int(key) >= size:
-            raise BadRequest(
-                f"logit_bias: '{key}' is not a token id of this model (0 to {size - 1}).",
-                param="logit_bias",
-            )
-    return {int(k): v for k, v in wire.items()}
-
-
 def usage_of(usage: Usage) -> dict[str, Any]:
     return {
         "prompt_tokens": usage.prompt,
@@ -75,10 +55,6 @@ def usage_of(usage: Usage) -> dict[str, Any]:
 
 def wants_usage(wire: Common) -> bool:
     return wire.stream_options is not None and wire.stream_options.include_usage
-
-
-def ignored_header(names: list[str]) -> dict[str, str]:
-    return {"x-millrace-ignored": ", ".join(names)} if names else {}
 
 
 class TokenEntry(msgspec.Struct):

@@ -18,13 +18,14 @@ from millrace.api.openai.common import (
     CompletionLogprobs,
     demanded,
     fill,
-    ignored_header,
     joined,
     token_name,
     usage_of,
     wants_usage,
 )
 from millrace.api.openai.schema import REFUSED_BY_COMPLETIONS, CompletionRequest, known
+from millrace.api.running import run_group
+from millrace.api.sampling import ignored_header
 from millrace.errors import BadRequest
 from millrace.protocol import TokenLogprob
 from millrace.serving.fold import Answer, fold
@@ -52,7 +53,7 @@ async def completions(http: HttpRequest) -> Response:
         for i, prompt in enumerate(prompts)
     ]
     headers = {"x-request-id": id} | ignored_header(unknown(raw, _KNOWN))
-    group = Group(model, requests)
+    group = run_group(http, model, requests)
     envelope = _Envelope(id, model, wire, prompts)
     if wire.stream:
         chunks = envelope.chunks(group, wants_usage(wire))
@@ -68,7 +69,6 @@ def _request(id: str, prompt: list[int], wire: CompletionRequest, model: ServedM
         request.grammar = single(entry)
     request.logprobs = wire.logprobs
     request.prompt_logprobs = wire.prompt_logprobs
-    request.endpoint = "/v1/completions"
     if wire.echo and wire.logprobs is not None and request.prompt_logprobs is None:
         request.prompt_logprobs = wire.logprobs
     best_of = wire.best_of or request.n
