@@ -141,7 +141,12 @@ def _run(options: argparse.Namespace, console: Console) -> Measured:
                 progress.update(bar, description=f"clients {clients} · {TITLES[name]}")
                 stream = f"{clients}/{number}"
                 items = prompts(clients, PROMPT_TOKENS, OUTPUT_TOKENS, options.seed, stream)
-                measured.waves[name, clients].append(contenders[name](items))
+                try:
+                    measured.waves[name, clients].append(contenders[name](items))
+                except MillraceError as error:
+                    if name in (OURS, RAW):
+                        raise
+                    console.print(f"[yellow]left out:[/] {error.message.splitlines()[0]}")
                 progress.advance(bar)
     return measured
 

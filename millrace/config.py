@@ -25,6 +25,16 @@ def home() -> Path:
     return Path(base) / "millrace"
 
 
+class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
+    """A key that opens the server, and whose it is."""
+
+    secret: str
+    name: str = ""
+
+    def __repr__(self) -> str:
+        return f"ApiKey(name={self.name!r})"
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All that an engine process is told at its start."""
 
@@ -42,6 +52,18 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that a prompt may hold up running streams; None takes 2.5 recent decode steps."""
     kv_memory: int | None = None
     """Bytes for the key-value state of running requests; None takes the device's share."""
+    cache: bool = True
+    """Whether the state of prompts and answers is kept for later requests."""
+    cache_memory: int | None = None
+    """Bytes of the prefix cache in memory; None takes a share of the device's."""
+    cache_disk: int = 0
+    """Bytes of the prefix cache on disk; 0 keeps none there."""
+    cache_dir: str | None = None
+    """Where the disk tier lives; None is the user's cache folder."""
+    cache_quant: bool = False
+    """Whether state at rest is stored in 8 bits."""
+    checkpoint_every: int = 1024
+    """Tokens between checkpoints of state that cannot be cut."""
     trust_remote_code: bool = False
     tool_format: str | None = None
     """The family of tool calls; None detects it."""
@@ -74,6 +96,20 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds between SSE comment lines while nothing else is sent."""
     max_queue: int = 256
     """Answers that may wait for a place in the batch; more are refused with a 429."""
+    store: str | None = None
+    """The file of stored responses; None is one in the user's folder, `none` keeps nothing."""
+    store_days: int = 30
+    """Days after which a stored response that nothing was built on is dropped."""
+    aliases: tuple[str, ...] = ()
+    """Further names of the model."""
+    api_keys: tuple[ApiKey, ...] = ()
+    """Without any, every request is let in."""
+    rate_requests: int | None = None
+    """Requests per minute of each key, or of each address where there are no keys."""
+    rate_tokens: int | None = None
+    """The same for tokens, prompt and answer together."""
+    cors_origins: tuple[str, ...] = ()
+    """The web sites whose pages may talk to this server; `*` is all of them."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -83,6 +119,13 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
         _positive("--max-body", self.max_body)
         if self.max_queue < 0:
             raise SetupError("--max-queue cannot be negative.")
+        _positive("--store-days", self.store_days)
+        for option, value in (
+            ("--rate-requests", self.rate_requests),
+            ("--rate-tokens", self.rate_tokens),
+        ):
+            if value is not None:
+                _positive(option, value)
 
 
 def _positive(option: str, value: float) -> None:

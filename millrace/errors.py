@@ -11,6 +11,8 @@ class MillraceError(Exception):
 
     code = "internal_error"
     status = 500
+    details: dict[str, object] | None = None
+    """What a client's program acts on, in the terms of the one protocol that knows the error."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -72,6 +74,12 @@ class Overloaded(MillraceError):
     def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class RateLimited(Overloaded):
+    """One caller has used up what the server grants each of them."""
+
+    code = "rate_limit_exceeded"
 
 
 class DeadlineExceeded(MillraceError):

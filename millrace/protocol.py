@@ -84,6 +84,10 @@ class Submit(msgspec.Struct, tag="submit", omit_defaults=True):
     end_ids: list[int] = []
     """The model's own end tokens: what a grammar may end with."""
     thinking: Thinking | None = None
+    cache_salt: str = ""
+    """State is shared only between requests of the same salt."""
+    borders: list[int] = []
+    """Prompt lengths at which a message ends: where state that cannot be cut is worth keeping."""
 
 
 class Abort(msgspec.Struct, tag="abort"):
@@ -101,7 +105,14 @@ class Shutdown(msgspec.Struct, tag="shutdown"):
     pass
 
 
-ToEngine = Submit | Abort | AbortChoice | Shutdown
+class CacheQuery(msgspec.Struct, tag="cache_query"):
+    """Asks for a CacheReport, after dropping all that is cached if `clear` says so."""
+
+    id: str
+    clear: bool = False
+
+
+ToEngine = Submit | Abort | AbortChoice | Shutdown | CacheQuery
 
 
 class Loading(msgspec.Struct, tag="loading"):
@@ -149,6 +160,11 @@ class PromptLogprobs(msgspec.Struct, array_like=True):
     items: list[TokenLogprob]
 
 
+HitKind = Literal["exact", "prefix", "checkpoint", "disk", "none"]
+"""All of a prompt but its last token was found; a part of it; state at a border before the end of
+what is known; anything that had to be read from disk; nothing."""
+
+
 class Prefilled(msgspec.Struct, array_like=True):
     """How far a prompt has come: tokens run so far, and how many of them came from the cache."""
 
@@ -156,6 +172,34 @@ class Prefilled(msgspec.Struct, array_like=True):
     done: int
     total: int
     cached: int
+    hit: HitKind = "none"
+    written: int = 0
+    """How many of the tokens that were run are kept in the cache."""
+
+
+class TierReport(msgspec.Struct):
+    """One tier of the prefix cache."""
+
+    budget: int
+    bytes: int = 0
+    entries: int = 0
+    tokens: int = 0
+    """Tokens whose state it holds."""
+    hits: int = 0
+    """Requests that found something here."""
+    tokens_saved: int = 0
+    evicted_bytes: int = 0
+    error: str | None = None
+    """Why it is off, where it should be on."""
+
+
+class CacheReport(msgspec.Struct, tag="cache_report"):
+    id: str
+    enabled: bool
+    memory: TierReport
+    disk: TierReport | None
+    hits: dict[HitKind, int]
+    """Requests by what they found."""
 
 
 class Step(msgspec.Struct, tag="step", omit_defaults=True):
@@ -167,6 +211,9 @@ class Step(msgspec.Struct, tag="step", omit_defaults=True):
     running: int = 0
     """Rows in the batch after this turn."""
     kv_bytes: int = 0
+    cache_bytes: int = 0
+    """Held by the prefix cache in memory."""
+    cache_disk_bytes: int = 0
     seconds: float = 0.0
     """The turn's length."""
 
@@ -179,7 +226,7 @@ class Failed(msgspec.Struct, tag="failed"):
     id: str | None = None
 
 
-FromEngine = Loading | Ready | Step | Failed
+FromEngine = Loading | Ready | Step | Failed | CacheReport
 
 encoder = msgspec.msgpack.Encoder()
 to_engine = msgspec.msgpack.Decoder(ToEngine)

@@ -7,7 +7,7 @@ who may run: that is the scheduler's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -88,13 +88,20 @@ class Batch:
         self._last = self._last[index]
         self._sampler.changed()
 
-    def extract(self, index: int) -> list[Any]:
-        """A copy of one row's state, for the time after it."""
-        length = self._positions.lens[index]
+    def length(self, index: int) -> int:
+        """Tokens whose state a row holds."""
+        return self._positions.lens[index]
+
+    def views(self, index: int) -> list[Any]:
+        """One row's keys and values where a layer keeps them in slots; nothing is copied."""
         return [
-            c.extract(index, length) if isinstance(c, SlotKVCache) else c.extract(index)
+            c.view(index, self._positions.lens[index]) if isinstance(c, SlotKVCache) else None
             for c in self._caches
         ]
+
+    def extract(self, index: int, layers: Iterable[int]) -> dict[int, Any]:
+        """One row's state in layers that keep none in slots."""
+        return {i: self._caches[i].extract(index) for i in layers}
 
     def in_flight(self) -> InFlight:
         """The draws that the host has not read; stays good when rows join or leave."""

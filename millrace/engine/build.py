@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import logging
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from millrace.config import EngineConfig
+from millrace.config import EngineConfig, home
 from millrace.engine.link import Link
 from millrace.models import blas
 from millrace.protocol import Loading, Ready
 
 if TYPE_CHECKING:
+    from millrace.cache.disk import DiskTier
+    from millrace.cache.state import Layout
     from millrace.engine.loop import Engine
 
+log = logging.getLogger("millrace.engine")
 
 _LEAST_KV_MEMORY = 256 << 20
+_LEAST_CACHE = 64 << 20
+CACHE_SHARE = 0.3
+"""The part of the memory for state that the prefix cache takes, where nobody says."""
 CPU_CHUNK, GPU_CHUNK = 512, 2048
 """The most prompt tokens of a chunk, where the configuration does not say."""
 
@@ -27,8 +35,11 @@ def build(config: EngineConfig, link: Link) -> Engine:
     blas.prepare()
     link.send(Loading("loading the model"))
 
+    from millrace.cache.prefix import PrefixCache
+    from millrace.cache.state import Layout
     from millrace.engine.choice import Chooser, DeviceChooser, HostChooser
     from millrace.engine.guide import Guides
+    from millrace.engine.keeping import Keeper
     from millrace.engine.loop import Engine
     from millrace.engine.measure import cost_of
     from millrace.engine.memory import Budget
@@ -39,14 +50,24 @@ def build(config: EngineConfig, link: Link) -> Engine:
     loaded = load(config)
     chooser: Chooser = HostChooser() if loaded.device == "cpu" else DeviceChooser()
     spare = int(0.8 * (loaded.memory - loaded.weight_bytes))
-    budget = Budget(cost_of(loaded.caches), config.kv_memory or max(_LEAST_KV_MEMORY, spare))
+    cached = config.cache_memory or max(_LEAST_CACHE, int(CACHE_SHARE * spare))
+    rest = spare - cached if config.cache else spare
+    budget = Budget(cost_of(loaded.caches), config.kv_memory or max(_LEAST_KV_MEMORY, rest))
     guides = Guides(Path(config.model), loaded.vocab_size)
     if loaded.device != "cpu":
         link.send(Loading("compiling kernels"))
         warm_up(loaded.model, min(config.max_running, 64), config.prefill_chunk or GPU_CHUNK)
     chunk = config.prefill_chunk or (CPU_CHUNK if loaded.device == "cpu" else GPU_CHUNK)
     config = msgspec.structs.replace(config, prefill_chunk=chunk)
-    engine = Engine(loaded.model, config, Sampler(chooser), budget, link, guides)
+    keeper = None
+    if config.cache:
+        layout = Layout.of(loaded.model)
+        disk, problem = _disk(config, layout, loaded.dtype)
+        cache = PrefixCache(
+            loaded.model, layout, cached, disk, pack=config.cache_quant, problem=problem
+        )
+        keeper = Keeper(cache, layout, config.checkpoint_every)
+    engine = Engine(loaded.model, config, Sampler(chooser), budget, link, guides, keeper)
     link.send(
         Ready(
             context=loaded.context,
@@ -60,3 +81,24 @@ def build(config: EngineConfig, link: Link) -> Engine:
         )
     )
     return engine
+
+
+def _disk(config: EngineConfig, layout: Layout, dtype: str) -> tuple[DiskTier | None, str | None]:
+    """The disk tier, or why there is none although one was asked for."""
+    if not config.cache_disk:
+        return None, None
+    from millrace.cache.disk import DiskTier, DiskUnavailable, fingerprint
+
+    folder = Path(config.cache_dir) if config.cache_dir else home() / "prefixes"
+    packages = ("mlx", "mlx-lm")
+    mark = fingerprint(
+        Path(config.model),
+        dtype=dtype,
+        layout=" ".join((*layout.kinds, "8-bit" if config.cache_quant else "whole")),
+        versions={name: metadata.version(name) for name in packages},
+    )
+    try:
+        return DiskTier(folder, mark, config.cache_disk), None
+    except DiskUnavailable as error:
+        log.warning("the prefix cache has no disk tier: %s", error)
+        return None, str(error)

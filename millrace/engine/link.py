@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 from collections.abc import Callable
 from typing import Protocol
@@ -12,8 +13,8 @@ from millrace.protocol import FromEngine, ToEngine, encoder, to_engine
 
 
 class Link(Protocol):
-    def receive(self, wait: bool) -> list[ToEngine]:
-        """All messages that are there; with `wait`, at least one."""
+    def receive(self, wait: float | None) -> list[ToEngine]:
+        """All messages that are there, after waiting for the first; None waits as long as it takes."""
 
     def send(self, message: FromEngine) -> None: ...
 
@@ -25,10 +26,12 @@ class SocketLink:
         self._socket.setsockopt(zmq.LINGER, 2000)
         self._socket.connect(address)
 
-    def receive(self, wait: bool) -> list[ToEngine]:
+    def receive(self, wait: float | None) -> list[ToEngine]:
         messages: list[ToEngine] = []
-        if wait:
+        if wait is None:
             messages.append(to_engine.decode(self._socket.recv()))
+        elif wait and not self._socket.poll(math.ceil(wait * 1000)):
+            return []
         while True:
             try:
                 messages.append(to_engine.decode(self._socket.recv(zmq.NOBLOCK)))
@@ -53,10 +56,13 @@ class ThreadLink:
     def put(self, message: ToEngine) -> None:
         self._inbox.put(message)
 
-    def receive(self, wait: bool) -> list[ToEngine]:
+    def receive(self, wait: float | None) -> list[ToEngine]:
         messages: list[ToEngine] = []
-        if wait:
-            messages.append(self._inbox.get())
+        if wait != 0:
+            try:
+                messages.append(self._inbox.get(timeout=wait))
+            except queue.Empty:
+                return []
         while True:
             try:
                 messages.append(self._inbox.get_nowait())

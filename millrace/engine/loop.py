@@ -16,6 +16,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from millrace.config import EngineConfig
 from millrace.engine.batch import Batch
 from millrace.engine.guide import Guides
+from millrace.engine.keeping import Keeper
 from millrace.engine.link import Link
 from millrace.engine.memory import Budget
 from millrace.engine.pace import Pace
@@ -26,6 +27,8 @@ from millrace.engine.scheduler import Scheduler
 from millrace.protocol import (
     Abort,
     AbortChoice,
+    CacheQuery,
+    CacheReport,
     Failed,
     Prefilled,
     PromptLogprobs,
@@ -33,13 +36,16 @@ from millrace.protocol import (
     Shutdown,
     Step,
     Submit,
+    TierReport,
     ToEngine,
 )
 
 log = logging.getLogger("millrace.engine")
 
-KEPT_SHARE = 4
-"""A pre-empted row's state is kept while such states take at most one in so many of the budget."""
+CLOSING_SECONDS = 10.0
+"""How long the disk may take to write what it has not at the end."""
+DISK_WAIT = 0.002
+"""Seconds between looks at the disk while there is nothing else to do."""
 
 
 class Engine:
@@ -51,14 +57,20 @@ class Engine:
         budget: Budget,
         link: Link,
         guides: Guides | None = None,
+        keeper: Keeper | None = None,
     ) -> None:
         self._model = model
+        self._keeper = keeper
         self._link = link
         self._budget = budget
         self._guides = guides
         self._batch = Batch(model, sampler)
         self._pace = Pace(config.prefill_chunk or 512, config.max_stall)
-        self._scheduler: Scheduler[Job] = Scheduler(config.max_running, self._pace, budget)
+        self._scheduler: Scheduler[Job] = Scheduler(
+            config.max_running, self._pace, budget, self._begin
+        )
+        self._begun: list[Job] = []
+        """Prompts that have started since the last message."""
         self._groupable = groupable(make_prompt_cache(model))
         self._stopping = False
         self._last_read: float | None = None
@@ -70,6 +82,8 @@ class Engine:
     def run(self) -> None:
         while not self._stopping:
             self.turn()
+        if self._keeper is not None:
+            self._keeper.cache.close(CLOSING_SECONDS)
 
     @property
     def busy(self) -> bool:
@@ -81,14 +95,14 @@ class Engine:
         return self._batch.nbytes + held
 
     def turn(self) -> None:
-        for message in self._link.receive(wait=not self.busy):
+        for message in self._link.receive(self._wait()):
             self._hear(message)
         if self._stopping:
             return
         step = Step()
         in_flight = self._batch.in_flight()
         pre_empted = self._leave()
-        for job in self._scheduler.joining(len(self._batch), time.monotonic()):
+        for job in self._scheduler.joining(self._lengths(), time.monotonic()):
             job.open(self._model)
             self._batch.join(job.rows, job.caches, job.tokens[-1])
         if self._batch:
@@ -102,36 +116,56 @@ class Engine:
             told = [logprob] if logprob else []
             step.rows.append(RowTokens(row.request.id, row.choice, [token], finish, told))
         self._measure(step)
-        for row, caches in pre_empted:
+        for row in pre_empted:
             if not row.gone:
-                self._scheduler.add(job_of(row, caches))
+                self._queue(job_of(row))
         if self._batch:
             self._batch.sample()
         self._prefill(step)
         if step.rows or step.prefilled or step.prompt_logprobs:
             step.running = len(self._batch)
             step.kv_bytes = self.kv_bytes
+            if self._keeper is not None:
+                step.cache_bytes = self._keeper.cache.nbytes
+                step.cache_disk_bytes = self._keeper.cache.disk_bytes
             self._link.send(step)
 
-    def _leave(self) -> list[tuple[Row, list[Any]]]:
+    def _wait(self) -> float | None:
+        """How long to wait for messages: not at all while there is work."""
+        idle = not self.busy
+        again = self._keeper.cache.tick(idle=idle) if self._keeper else None
+        if idle:
+            return again
+        return DISK_WAIT if not self._batch and self._scheduler.stuck else 0.0
+
+    def _lengths(self) -> list[int]:
+        return [r.length for r in self._batch.rows if not r.gone]
+
+    def _queue(self, job: Job) -> None:
+        if self._keeper is not None:
+            self._keeper.expect(job)
+        self._scheduler.add(job)
+
+    def _begin(self, job: Job) -> None:
+        if self._keeper is not None:
+            self._keeper.begin(job)
+            self._begun.append(job)
+
+    def _leave(self) -> list[Row]:
         """Drop the rows that are done, and those that the memory no longer has room for."""
         batch = self._batch
         leaving = {i for i, r in enumerate(batch.rows) if r.gone or r.spent}
         staying = [i for i in range(len(batch)) if i not in leaving]
         rows = [batch.rows[i] for i in staying]
         victims = [staying[v] for v in self._scheduler.victims(rows, [r.length for r in rows])]
-        pre_empted = []
         for i in victims:
-            row = batch.rows[i]
-            caches = batch.extract(i) if self._may_keep(row) else []
-            log.info("request %s gives way: the key-value memory is full", row.request.id)
-            pre_empted.append((row, caches))
+            log.info("request %s gives way: the key-value memory is full", batch.rows[i].request.id)
+        for i in sorted(leaving | set(victims)):
+            if self._keeper is not None:
+                self._keeper.row(batch, i)
+        pre_empted = [batch.rows[i] for i in victims]
         batch.drop(leaving | set(victims))
         return pre_empted
-
-    def _may_keep(self, row: Row) -> bool:
-        kept = sum(self._budget.row(j.length) for j in self._scheduler.tasks() if j.caches)
-        return kept + self._budget.row(row.length) <= self._budget.limit // KEPT_SHARE
 
     def _measure(self, step: Step) -> None:
         """Learn from the time between two reads: a decode step, and the chunk that ran beside it.
@@ -150,7 +184,9 @@ class Engine:
         self._last_read = now if step.rows else None
 
     def _prefill(self, step: Step) -> None:
-        planned = self._scheduler.next_chunk([r.length for r in self._batch.rows if not r.gone])
+        planned = self._scheduler.next_chunk(self._lengths())
+        step.prefilled += [_progress(job) for job in self._begun]
+        self._begun.clear()
         self._chunks.append(len(planned[0]) * planned[1] if planned else 0)
         if planned is None:
             return
@@ -171,9 +207,13 @@ class Engine:
         except Exception as error:  # whatever a model raises fails this request alone
             log.exception("prefill of %s failed", [j.request.id for j in jobs])
             for failed in jobs:
+                failed.caches = []
                 self._fail(failed, "request_failed", f"The prompt could not be run: {error}")
             return
-        step.prefilled += [Prefilled(j.request.id, j.done, j.length, j.cached) for j in jobs]
+        for ran in jobs:
+            if self._keeper is not None:
+                self._keeper.ran(ran)
+            step.prefilled.append(_progress(ran))
         if job.wants_logprobs and not job.left:
             step.prompt_logprobs.append(PromptLogprobs(job.request.id, job.logprobs))
 
@@ -185,6 +225,8 @@ class Engine:
                 self._abort(id, None)
             case AbortChoice(id=id, choice=choice):
                 self._abort(id, choice)
+            case CacheQuery():
+                self._link.send(self._report(message))
             case Shutdown():
                 self._stopping = True
 
@@ -204,7 +246,14 @@ class Engine:
             self._link.send(Failed("invalid_request", text, request.id))
             return
         for job in jobs:
-            self._scheduler.add(job)
+            self._queue(job)
+
+    def _report(self, query: CacheQuery) -> CacheReport:
+        if self._keeper is None:
+            return CacheReport(query.id, False, TierReport(0), None, {})
+        if query.clear:
+            self._keeper.cache.clear()
+        return self._keeper.cache.report(query.id)
 
     def _stop(self, row: Row, problem: str) -> None:
         self._abort(row.request.id, None)
@@ -222,3 +271,11 @@ class Engine:
             job.rows = [r for r in job.rows if choice not in (None, r.choice)]
             if not job.rows:
                 self._scheduler.discard(job)
+                if self._keeper is not None:
+                    self._keeper.dropped(job)
+
+
+def _progress(job: Job) -> Prefilled:
+    prompt = len(job.request.prompt)
+    cached, written = min(prompt, job.cached), min(prompt, job.written)
+    return Prefilled(job.request.id, job.done, job.length, cached, job.hit, written)

@@ -1,7 +1,7 @@
 """Prefill: one prompt on its way into the batch, run chunk by chunk on a cache of its own.
 
 The last token is never run here: it is the row's first input in the batch step, which draws the
-next token. A pre-empted row comes back the same way, with the state it had if that was kept.
+next token. A pre-empted row comes back the same way, and finds in the cache what it had.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from typing import Any, Self
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
+from millrace.cache.prefix import Ticket
 from millrace.engine.guide import Guides
 from millrace.engine.logprobs import Logprobs
 from millrace.engine.row import Row
-from millrace.protocol import Submit, TokenLogprob
+from millrace.protocol import HitKind, Submit, TokenLogprob
 
+ALIKE = 64
+"""Prompts with this many tokens in common are not run side by side."""
 _LOGPROB_CHUNK = 128
 """Logits of a whole chunk are wide: prompts that want logprobs are run in small ones."""
 
@@ -35,6 +38,15 @@ class Job:
     groupable: bool = False
     """Whether the model's state can be cut into rows after a run of several prompts."""
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    known: int = 0
+    """Tokens whose state is expected to be found when it starts."""
+    hit: HitKind = "none"
+    written: int = 0
+    """Prompt tokens that were run here and are kept for others."""
+    ticket: Ticket | None = None
+    """State that is being read for it."""
+    pauses: list[int] = field(default_factory=list)
+    """Places where state that cannot be cut is to be kept, so that a chunk must end there."""
 
     @property
     def priority(self) -> int:
@@ -42,7 +54,25 @@ class Job:
 
     @property
     def left(self) -> int:
-        return len(self.tokens) - 1 - self.done
+        return len(self.tokens) - 1 - (self.done or self.known)
+
+    @property
+    def reach(self) -> int:
+        """Tokens until the next place where it must pause."""
+        return next((p - self.done for p in self.pauses if p > self.done), self.left)
+
+    @property
+    def blocked(self) -> bool:
+        return self.ticket is not None and not self.ticket.done
+
+    def resembles(self, other: Job) -> bool:
+        """Whether the other begins alike, so that one should wait for what the other computes."""
+        n = ALIKE
+        return self.tokens[:n] == other.tokens[:n] and self.salt == other.salt
+
+    @property
+    def salt(self) -> str:
+        return self.request.cache_salt
 
     @property
     def length(self) -> int:
@@ -60,7 +90,8 @@ class Job:
 
     @property
     def fresh(self) -> bool:
-        return self.groupable and not self.done and not self.caches and not self.wants_logprobs
+        begun = self.done or self.known or self.caches
+        return self.groupable and not begun and not self.wants_logprobs
 
     @property
     def wants_logprobs(self) -> bool:
@@ -128,14 +159,6 @@ def jobs_of(
     ]
 
 
-def job_of(row: Row, caches: list[Any]) -> Job:
-    """A row that had to leave the batch, ready to come back; without caches it is run again."""
-    tokens = [*row.request.prompt, *row.tokens]
-    return Job(
-        request=row.request,
-        rows=[row],
-        tokens=tokens,
-        arrived=row.arrived,
-        done=len(tokens) - 1 if caches else 0,
-        caches=caches,
-    )
+def job_of(row: Row) -> Job:
+    """A row that had to leave the batch, ready to come back."""
+    return Job(row.request, [row], [*row.request.prompt, *row.tokens], row.arrived)

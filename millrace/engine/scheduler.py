@@ -8,8 +8,8 @@ free row and memory for it; when running rows outgrow the memory, the least of t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Generic, Protocol, Self, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from millrace.engine.memory import Budget
 from millrace.engine.pace import Pace
@@ -35,6 +35,14 @@ class Task(Protocol):
         """Tokens still to run."""
 
     @property
+    def reach(self) -> int:
+        """Tokens that may be run at once; at most those left."""
+
+    @property
+    def blocked(self) -> bool:
+        """Waiting for something that is not computed here."""
+
+    @property
     def length(self) -> int:
         """Tokens of context when it joins."""
 
@@ -48,6 +56,9 @@ class Task(Protocol):
 
     def narrow(self) -> Self:
         """Keep one row; the others become a task of their own."""
+
+    def resembles(self, other: Any) -> bool:
+        """Whether running one first saves work on the other."""
 
 
 class Runner(Protocol):
@@ -64,8 +75,16 @@ R = TypeVar("R", bound=Runner)
 
 
 class Scheduler(Generic[T]):
-    def __init__(self, max_running: int, pace: Pace, budget: Budget) -> None:
+    def __init__(
+        self,
+        max_running: int,
+        pace: Pace,
+        budget: Budget,
+        begin: Callable[[T], None] = lambda task: None,
+    ) -> None:
+        """`begin` is told of a task about to be run for the first time; less may be left then."""
         self._max_running = max_running
+        self._begin = begin
         self._pace = pace
         self._budget = budget
         self._waiting: list[T] = []
@@ -78,6 +97,11 @@ class Scheduler(Generic[T]):
     @property
     def busy(self) -> bool:
         return bool(self._waiting or self._started or self._ready)
+
+    @property
+    def stuck(self) -> bool:
+        """Whether all there is waits for something that is not computed here."""
+        return not self._started and not self._ready and all(t.blocked for t in self._waiting)
 
     @property
     def waiting(self) -> int:
@@ -96,11 +120,12 @@ class Scheduler(Generic[T]):
             if task in queue:
                 queue.remove(task)
 
-    def joining(self, running: int, now: float) -> list[T]:
-        """The tasks whose rows join the batch now.
+    def joining(self, running: Sequence[int], now: float) -> list[T]:
+        """The tasks whose rows join those of these lengths in the batch now.
 
         While nobody is being answered, a burst is prefilled first and joins as one: its rows then
         have no long gaps, and equal ones stay equal. Nobody waits for that longer than a moment.
+        Rows may have grown since a prompt began: it waits until the batch has room for it again.
         """
         if not self._ready:
             return []
@@ -109,8 +134,15 @@ class Scheduler(Generic[T]):
             cost = following.left * self._pace.token_seconds
             if now + cost < self._burst + BURST_SECONDS:
                 return []
-        ready, self._ready, self._burst = self._ready, [], 0.0
-        return ready
+        joined: list[T] = []
+        for task in list(self._ready):
+            lengths = [*running, *_lengths((*joined, task))]
+            alone = not running and not joined
+            if alone or self._budget.fits([n + 1 for n in lengths], 0):
+                self._ready.remove(task)
+                joined.append(task)
+        self._burst = 0.0
+        return joined
 
     def next_chunk(self, running: Sequence[int]) -> tuple[list[T], int] | None:
         """The prompts to go on with, and how many tokens of each to run now.
@@ -125,7 +157,8 @@ class Scheduler(Generic[T]):
             group = [task, *self._company(task, running)] if task.left else [task]
             count = 0
             if task.left:
-                count = self._pace.chunk(task.left, len(running), self._coming(running))
+                chunk = self._pace.chunk(task.left, len(running), self._coming(running))
+                count = min(chunk, task.reach)
             if len(group) > 1:
                 count = min(t.left for t in group)
             for done in [t for t in group if t.left == count]:
@@ -150,6 +183,8 @@ class Scheduler(Generic[T]):
             shortest = min(t.left for t in (*group, other))
             if (len(group) + 1) * shortest > limit or shortest < LEAST_SHARED:
                 continue
+            if any(other.resembles(t) for t in group):
+                continue
             if self._may_start(other, running):
                 self._start(other, running)
                 group.append(other)
@@ -157,7 +192,7 @@ class Scheduler(Generic[T]):
 
     def victims(self, rows: Sequence[R], lengths: Sequence[int]) -> list[int]:
         """Which rows must leave so that the next step fits the memory; the last one may stay."""
-        held = self._held()
+        held = sum(self._budget.row(t.length) for t in (*self._started, *self._ready))
         kept = sorted(range(len(rows)), key=lambda i: (-rows[i].priority, rows[i].arrived))
         gone: list[int] = []
         while len(kept) > 1 and not self._budget.fits([lengths[i] + 1 for i in kept], held):
@@ -167,6 +202,7 @@ class Scheduler(Generic[T]):
     def _start(self, task: T, running: Sequence[int]) -> None:
         self._waiting.remove(task)
         self._started.append(task)
+        self._begin(task)
         if task.width > 1 and not self._fits_beside(task, running):
             # It came alone and is still too wide: its rows take turns.
             self._waiting.append(task.narrow())
@@ -180,6 +216,8 @@ class Scheduler(Generic[T]):
         return task.arrived + cost - task.priority * PRIORITY_SECONDS
 
     def _may_start(self, task: T, running: Sequence[int]) -> bool:
+        if task.blocked:
+            return False
         coming = [*self._started, *self._ready]
         rows = len(running) + sum(t.width for t in coming)
         if rows == 0:
@@ -191,10 +229,6 @@ class Scheduler(Generic[T]):
     def _fits_beside(self, task: T, running: Sequence[int]) -> bool:
         coming = {*self._started, *self._ready, task}
         return self._budget.fits([n + 1 for n in (*running, *_lengths(coming))], 0)
-
-    def _held(self) -> int:
-        """Bytes of prompts outside the batch."""
-        return sum(self._budget.row(t.length) for t in (*self._started, *self._ready))
 
 
 def _lengths(tasks: Iterable[Task]) -> list[int]:

@@ -119,12 +119,12 @@ class SlotKVCache:
         self.keys[target, :, :length] = self.keys[source, :, :length]
         self.values[target, :, :length] = self.values[source, :, :length]
 
-    def extract(self, row: int, length: int) -> KVCache:
-        """A copy of one row as an ordinary cache."""
+    def view(self, row: int, length: int) -> KVCache:
+        """One row as an ordinary cache, which holds on to the whole batch's memory."""
         cache = KVCache()
         if length and self.keys is not None and self.values is not None:
-            cache.keys = mx.contiguous(self.keys[row : row + 1, :, :length])
-            cache.values = mx.contiguous(self.values[row : row + 1, :, :length])
+            cache.keys = self.keys[row : row + 1, :, :length]
+            cache.values = self.values[row : row + 1, :, :length]
             cache.offset = length
         return cache
 

@@ -19,6 +19,7 @@ import msgspec
 
 from millrace.config import home
 from millrace.errors import ModelError
+from millrace.models.files import read_json
 
 MARKER = "millrace.json"
 INDEX = "model.safetensors.index.json"
@@ -84,7 +85,7 @@ def missing_file(folder: Path) -> str | None:
     ):
         return "tokenizer.json (or another tokenizer file)"
     if (folder / INDEX).is_file():
-        shards = set(_read_json(folder / INDEX).get("weight_map", {}).values())
+        shards = set(read_json(folder / INDEX).get("weight_map", {}).values())
         return next((name for name in sorted(shards) if not (folder / name).is_file()), None)
     if not any(folder.glob("model*.safetensors")):
         return "model.safetensors"
@@ -159,7 +160,7 @@ def remove(name: str) -> int:
 def describe(folder: Path) -> Description:
     if (missing := missing_file(folder)) is not None:
         raise ModelError(f"The model folder {folder} is incomplete: {missing} is missing.")
-    config = _read_json(folder / "config.json")
+    config = read_json(folder / "config.json")
     text = _text_config(config)
     heads = list(_tensor_heads(folder))
     kinds = Counter[str]()
@@ -186,7 +187,7 @@ def describe(folder: Path) -> Description:
 def _line(name: str, folder: Path, source: Source) -> Model | None:
     if missing_file(folder) is not None:
         return None
-    config = _read_json(folder / "config.json")
+    config = read_json(folder / "config.json")
     text = _text_config(config)
     dtype = text.get("torch_dtype") or text.get("dtype") or config.get("torch_dtype") or "unknown"
     return Model(
@@ -224,28 +225,15 @@ def _hub_names() -> list[str]:
 def _is_language_model(folder: Path) -> bool:
     if missing_file(folder) is not None:
         return False
-    config = _read_json(folder / "config.json")
+    config = read_json(folder / "config.json")
     classes = config.get("architectures") or []
     return "model_type" in config and (
         not classes or any(str(c).endswith(_SPOKEN) for c in classes)
     )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}.") from None
-    except ValueError as error:
-        raise ModelError(f"{path} is not valid JSON: {error}. Fetch the model again.") from None
-    if not isinstance(content, dict):
-        raise ModelError(f"{path} should hold a JSON object. Fetch the model again.")
-    return content
-
-
 def _tokenizer_config(folder: Path) -> dict[str, Any]:
-    path = folder / "tokenizer_config.json"
-    return _read_json(path) if path.is_file() else {}
+    return read_json(folder / "tokenizer_config.json", optional=True)
 
 
 def _text_config(config: dict[str, Any]) -> dict[str, Any]:
@@ -282,9 +270,8 @@ def _quantization(config: dict[str, Any]) -> str | None:
 
 def _eos(folder: Path, config: dict[str, Any]) -> list[int]:
     """Every id that any of the folder's files names as an end."""
-    sources = [config, _text_config(config)]
-    if (folder / "generation_config.json").is_file():
-        sources.append(_read_json(folder / "generation_config.json"))
+    generation = read_json(folder / "generation_config.json", optional=True)
+    sources = [config, _text_config(config), generation]
     ids: list[int] = []
     for source in sources:
         value = source.get("eos_token_id")
@@ -299,7 +286,7 @@ def _tokenizer_eos(folder: Path) -> int | None:
     content = token.get("content") if isinstance(token, dict) else token
     if not content or not (folder / "tokenizer.json").is_file():
         return None
-    tokenizer = _read_json(folder / "tokenizer.json")
+    tokenizer = read_json(folder / "tokenizer.json")
     for added in tokenizer.get("added_tokens") or []:
         if added.get("content") == content:
             return _whole(added.get("id"))

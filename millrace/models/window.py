@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
 
 from millrace.errors import ModelError
+from millrace.models.files import read_json
 
 log = logging.getLogger("millrace.models")
 
@@ -17,15 +17,9 @@ _UNSTATED = 4096
 
 def read_config(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ModelError(f"{folder} has no config.json: it is not a model folder.") from error
-    except ValueError as error:
-        raise ModelError(f"{file} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{file} does not hold a JSON object.")
-    return value
+    if not file.is_file():
+        raise ModelError(f"{folder} has no config.json: it is not a model folder.")
+    return read_json(file)
 
 
 def window_of(settings: dict[str, Any], wanted: int | None = None) -> int:

@@ -101,14 +101,17 @@ class EngineClient:
             await self._connection.close(grace)
             self._connection = None
 
-    def submit(self, request: Submit, *, endpoint: str = "", timeout: float | None = None) -> Live:
-        """Take a request, or raise why not: too much load, an id in use, no engine to be had."""
+    def admit(self, answers: int) -> None:
+        """Raise why that many more answers cannot be taken: too much load, no engine to be had."""
         if self.state in (State.FAILED, State.STOPPED):
             raise self.failure or EngineUnavailable("The engine has stopped.")
+        present = sum(len(r.open) for r in self.live.values())
+        self._admission.check(present, answers)
+
+    def submit(self, request: Submit, *, endpoint: str = "", timeout: float | None = None) -> Live:
+        """Take a request that was admitted, or raise that its id is in use."""
         if request.id in self.live:
             raise BadRequest(f"A request with the id '{request.id}' is running.", param="id")
-        present = sum(len(r.open) for r in self.live.values())
-        self._admission.check(present, len(request.choices))
         live = Live(request, self._abandon, idle=self._idle, endpoint=endpoint)
         self.live[live.id] = live
         self._metrics.arrived(live)
@@ -127,11 +130,11 @@ class EngineClient:
 
     def knows(self, id: str) -> bool:
         """Whether a request, or a part of a group, with this id is running."""
-        return any(r.id.partition("#")[0] == id for r in self.live.values())
+        return any(id in (r.id, r.id.partition("#")[0]) for r in self.live.values())
 
     def cancel(self, id: str) -> bool:
         """End a request, or all parts of a group, with an error event; False if there is none."""
-        found = [r for r in self.live.values() if r.id.partition("#")[0] == id]
+        found = [r for r in self.live.values() if id in (r.id, r.id.partition("#")[0])]
         for live in found:
             self._end(live, "cancelled", Cancelled("The request was cancelled."))
         return bool(found)

@@ -36,11 +36,14 @@ class Answer:
     calls: list[ToolCall] = field(default_factory=list)
     finish: Finish | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    """All that it made, a stop token that ended it included."""
     prompt: list[TokenLogprob] = field(default_factory=list)
     """Scores of the prompt's tokens, where asked for."""
 
     def add(self, delta: Delta) -> None:
         self.logprobs += delta.logprobs
+        self.tokens += delta.tokens
         match delta.piece:
             case Content(text=text):
                 self.content += text

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+
+import msgspec
 
 from millrace.serving.model import Running, ServedModel
 from millrace.serving.request import Request
@@ -14,17 +16,16 @@ class Group:
     """Choice k of prompt i is choice i·n + k of the group. Must be closed, like a Running."""
 
     def __init__(self, model: ServedModel, requests: list[Request]) -> None:
-        self._members: list[Running] = []
-        try:
-            for request in requests:
-                self._members.append(model.run(request))
-        except BaseException:
-            self.close()
-            raise
+        self._members = model.run_all(requests)
 
     @property
     def n(self) -> int:
         return sum(m.n for m in self._members)
+
+    def on_end(self, told: Callable[[Usage], None]) -> None:
+        """`told` hears once per member what it has cost."""
+        for member in self._members:
+            member.on_end(told)
 
     def close(self) -> None:
         for member in self._members:
@@ -54,7 +55,7 @@ async def _forward(
     try:
         async for event in member.events():
             if isinstance(event, Delta):
-                event = Delta(first + event.choice, event.piece, event.logprobs)
+                event = msgspec.structs.replace(event, choice=first + event.choice)
             elif isinstance(event, PromptScores):
                 event = PromptScores(first, event.items)
             queue.put_nowait(event)

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from millrace.errors import MillraceError
-from millrace.protocol import Choice, Prefilled, PromptLogprobs, RowTokens, Submit
+from millrace.protocol import Choice, HitKind, Prefilled, PromptLogprobs, RowTokens, Submit
 from millrace.text.deltas import Idle
 
 Phase = Literal["queued", "prefill", "decode"]
@@ -32,6 +32,8 @@ class Live:
         """The choices that have not finished."""
         self.prefilled = 0
         self.cached = 0
+        self.written = 0
+        self.hit: HitKind = "none"
         self.deaths = 0
         """Engines that ended while they ran this request."""
         self.running = False
@@ -74,6 +76,9 @@ class Live:
         run = max(0, step.done - max(self.prefilled, step.cached))
         self.prefilled = step.done
         self.cached = max(self.cached, step.cached)
+        self.written = max(self.written, step.written)
+        if step.hit != "none":
+            self.hit = step.hit
         return run
 
     def take(self, row: RowTokens) -> None:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import functools
-import json
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from millrace.engine.rng import derive
 from millrace.errors import BadRequest, ContextLengthExceeded
+from millrace.models.files import read_json
 from millrace.protocol import Choice, LazyGrammar, PromptLogprobs, RowTokens, Submit
 from millrace.serving.client import EngineClient
-from millrace.serving.live import Live
+from millrace.serving.live import Live, Phase
 from millrace.serving.request import Request
 from millrace.text.deltas import Delta, Event, Idle, PromptScores, Usage
 from millrace.text.dialect import Conversation, Dialect
+from millrace.text.fim import Infill, infill_of
 from millrace.text.grammar.lark import Entry
 from millrace.text.pipeline import ChoicePipeline
 from millrace.text.tokenizer import Tokenizer
@@ -41,10 +42,14 @@ class ServedModel:
     @functools.cached_property
     def defaults(self) -> dict[str, Any]:
         """Sampling defaults that the model's authors recommend."""
-        file = self.tokenizer.folder / "generation_config.json"
-        settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        settings = read_json(self.tokenizer.folder / "generation_config.json", optional=True)
         wanted = ("temperature", "top_p", "top_k", "min_p")
         return {k: settings[k] for k in wanted if settings.get(k) is not None}
+
+    @functools.cached_property
+    def infill(self) -> Infill | None:
+        """How the model fills a gap between two texts; None if it was not taught to."""
+        return infill_of(self.tokenizer)
 
     def chat(self, id: str, chat: Conversation, entry: Entry | None = None) -> Request:
         """A conversation as a request: its prompt, and what its answer must look like.
@@ -77,9 +82,28 @@ class ServedModel:
 
     def run(self, request: Request) -> Running:
         """Hand the request to the engine; raises at once what is wrong with it."""
+        return self.run_all([request])[0]
+
+    def run_all(self, requests: Sequence[Request]) -> list[Running]:
+        """Several requests, admitted all or none; raises at once what is wrong with any."""
+        submits = [self._submit(r) for r in requests]
+        self.client.admit(sum(r.n for r in requests))
+        started: list[Running] = []
+        try:
+            for request, submit in zip(requests, submits, strict=True):
+                started.append(self._start(request, submit))
+        except BaseException:
+            for running in started:
+                running.close()
+            raise
+        return started
+
+    def _submit(self, request: Request) -> Submit:
         seed = secrets.randbits(63) if request.seed is None else request.seed
-        ends = frozenset() if request.ignore_eos else self.tokenizer.eos_ids
-        submit = Submit(
+        ends = self.tokenizer.eos_ids | set(request.end_token_ids)
+        if request.ignore_eos:
+            ends = frozenset()
+        return Submit(
             id=request.id,
             prompt=request.prompt,
             choices=[Choice(k, derive(seed, k) if k else seed) for k in range(request.n)],
@@ -93,7 +117,11 @@ class ServedModel:
             lazy_grammar=request.lazy_grammar,
             end_ids=sorted(self.tokenizer.eos_ids),
             thinking=request.thinking,
+            cache_salt=request.cache_salt,
+            borders=request.borders,
         )
+
+    def _start(self, request: Request, submit: Submit) -> Running:
         live = self.client.submit(submit, endpoint=request.endpoint, timeout=request.timeout)
         return Running(self.client, live, [self._pipeline(request) for _ in submit.choices])
 
@@ -119,13 +147,48 @@ class Running:
         self._client = client
         self._live = live
         self._pipelines = pipelines
+        self._told: Callable[[Usage], None] | None = None
+
+    def on_end(self, told: Callable[[Usage], None]) -> None:
+        """`told` hears once what the request has cost, however it ends."""
+        self._told = told
 
     @property
     def n(self) -> int:
         return len(self._pipelines)
 
+    @property
+    def phase(self) -> Phase:
+        return self._live.phase
+
+    @property
+    def first_token(self) -> float | None:
+        """When the first token came, on the monotonic clock."""
+        return self._live.first_token
+
+    @property
+    def last_token(self) -> float:
+        return self._live.last_token
+
+    @property
+    def usage(self) -> Usage:
+        """What it has cost so far."""
+        return Usage(
+            prompt=len(self._live.submit.prompt),
+            completion=sum(p.tokens for p in self._pipelines),
+            cached=self._live.cached,
+            written=self._live.written,
+            reasoning=sum(p.reasoning_tokens for p in self._pipelines),
+        )
+
     def close(self) -> None:
         self._live.close()
+        self._tell()
+
+    def _tell(self) -> None:
+        told, self._told = self._told, None
+        if told is not None:
+            told(self.usage)
 
     async def events(self) -> AsyncIterator[Event]:
         live = self._live
@@ -135,17 +198,13 @@ class Running:
                     pipeline = self._pipelines[choice]
                     if pipeline.done:
                         continue
-                    for piece, logprobs in pipeline.feed(item):
-                        yield Delta(choice, piece, logprobs)
+                    for piece, logprobs, tokens in pipeline.feed(item):
+                        yield Delta(choice, piece, logprobs, tokens)
                     if pipeline.done and item.finish is None:
                         self._client.finish_choice(live, choice)
                 case PromptLogprobs(items=items):
                     yield PromptScores(0, items)
                 case Idle():
                     yield item
-        yield Usage(
-            prompt=len(live.submit.prompt),
-            completion=sum(p.tokens for p in self._pipelines),
-            cached=live.cached,
-            reasoning=sum(p.reasoning_tokens for p in self._pipelines),
-        )
+        self._tell()
+        yield self.usage

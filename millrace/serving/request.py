@@ -17,6 +17,8 @@ class Request(msgspec.Struct, kw_only=True):
     max_tokens: int | None = None
     """None takes what the context window leaves."""
     stop_token_ids: list[int] = []
+    end_token_ids: list[int] = []
+    """Further ends of this answer, that mean what the model's own end tokens mean."""
     stops: list[str] = []
     include_stop: bool = False
     stop_in_reasoning: bool = False
@@ -38,3 +40,5 @@ class Request(msgspec.Struct, kw_only=True):
     skip_special_tokens: bool = True
     cache_salt: str = ""
     """Requests share cached state only with those of the same salt."""
+    borders: list[int] = []
+    """Lengths of the prompt at which a message ends."""

@@ -44,6 +44,10 @@ class Finish(msgspec.Struct, frozen=True, tag="finish"):
 
     reason: Literal["stop", "length", "tool_calls"]
     matched: str | int | None = None
+    token: int | None = None
+    """The stop token that was made last, if one was: it is no text."""
+    score: TokenLogprob | None = None
+    """That token's logprob, where the request asked for logprobs."""
 
 
 class Delta(msgspec.Struct, frozen=True):
@@ -53,6 +57,8 @@ class Delta(msgspec.Struct, frozen=True):
     piece: Piece | Finish
     logprobs: list[TokenLogprob] = []
     """Of the tokens that this piece completes, where the request asked for them."""
+    tokens: list[int] = []
+    """Those tokens themselves; over a choice, all that it made, the stop token last."""
 
 
 class PromptScores(msgspec.Struct, frozen=True, tag="prompt_scores"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -29,7 +29,7 @@ from millrace.text.formats import (
 )
 from millrace.text.formats.style import Style, probe
 from millrace.text.grammar.lark import Entry
-from millrace.text.messages import cut_after, prepare
+from millrace.text.messages import cut, open_ended, prepare
 from millrace.text.template import ChatTemplate
 from millrace.text.tokenizer import Tokenizer
 
@@ -53,6 +53,16 @@ class Conversation:
     template_arguments: dict[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final: bool = False
+
+    def __post_init__(self) -> None:
+        if self.effort == "none" and self.thinking is None:
+            self.thinking = False
+        for name in ("messages", "tools", "add_generation_prompt", "self"):
+            if name in self.template_arguments:
+                raise BadRequest(
+                    f"The template argument '{name}' is the server's own.",
+                    param=f"chat_template_kwargs.{name}",
+                )
 
     @property
     def specs(self) -> list[ToolSpec]:
@@ -101,6 +111,11 @@ class Dialect:
     def controls(self) -> ThinkingControls:
         return thinking_controls(self._tokenizer.template_source or "")
 
+    @property
+    def thinks(self) -> bool:
+        """Whether the model's answers may hold thoughts."""
+        return self.format.thought is not None or self.format.messages is not None
+
     @functools.cached_property
     def marker_tokens(self) -> dict[str, int]:
         """The markers that grammars must match as tokens, since no text spells them."""
@@ -124,20 +139,12 @@ class Dialect:
             | chat.template_arguments
         )
         text = self.template.render(
-            ready.messages,
+            open_ended(ready.messages) if chat.continue_final else ready.messages,
             tools=ready.tools,
             add_generation_prompt=chat.add_generation_prompt and not chat.continue_final,
             **arguments,
         )
-        if not chat.continue_final:
-            return text
-        last = ready.messages[-1]
-        if last["role"] != "assistant" or not isinstance(last.get("content"), str):
-            raise BadRequest(
-                "continue_final_message needs an assistant message with text at the end.",
-                param="continue_final_message",
-            )
-        return cut_after(text, last["content"])
+        return cut(text) if chat.continue_final else text
 
     def _without_thinking(self, chat: Conversation) -> Sequence[Mapping[str, Any]]:
         """Some templates know no switch but a word in the system message."""
@@ -148,6 +155,28 @@ class Dialect:
         if first.get("role") in ("system", "developer") and isinstance(first.get("content"), str):
             return [{**first, "content": f"{first['content']}\n{word}"}, *rest]
         return [{"role": "system", "content": word}, *chat.messages]
+
+    def ignored(self, chat: Conversation) -> list[str]:
+        """The fields of the conversation that this model cannot be steered by, by their names.
+
+        An adapter names them to its client as the client's protocol does.
+        """
+        found: list[str] = []
+        controls = self.controls
+        steered = any((controls.switch, controls.effort, controls.budget, controls.off_word))
+        deaf = chat.thinking is not None and not steered and chat.thinking != self.thinks
+        # "none" is a wish not to think, which a switch or a model without thoughts fulfils.
+        heard = controls.effort is not None or (chat.effort == "none" and not deaf)
+        if chat.effort is not None and not heard:
+            found.append("effort")
+        if deaf and chat.effort != "none":
+            found.append("thinking")
+        return found
+
+    def unknown_arguments(self, names: Iterable[str]) -> list[str]:
+        """Those of the template arguments that the template does not read."""
+        source = self._tokenizer.template_source
+        return [] if source is None else [n for n in names if n not in self.template.variables]
 
     def parser(self, chat: Conversation, prompt: str) -> OutputParser:
         specs = chat.specs
@@ -193,7 +222,7 @@ class Dialect:
             return None
         thought, close = self.format.thought, self.format.thinking_close
         messages = self.format.messages
-        if close is None or (thought is None and messages is None):
+        if close is None or not self.thinks:
             raise Unsupported(
                 "This model does not think, so a thinking budget means nothing to it.",
                 param="thinking_token_budget",

@@ -58,17 +58,32 @@ def prepare(
     return Prepared(found, list(tools) if tools and style.tools else None, arguments)
 
 
-def cut_after(rendered: str, text: str) -> str:
-    """A prompt that ends inside the final assistant message, which the model goes on with."""
-    wanted = text.rstrip()
-    at = rendered.rfind(wanted) if wanted else -1
-    if at < 0:
+_OPEN_END = "\ue000\ue001"
+"""Private characters, which no template and no text has."""
+
+
+def open_ended(messages: list[Message]) -> list[Message]:
+    """The conversation with a mark where its final assistant message is to go on."""
+    last = messages[-1]
+    content = last.get("content")
+    if last["role"] != "assistant" or not isinstance(content, str):
+        raise BadRequest(
+            "Only a final message of the assistant that is text can be continued.",
+            param="messages",
+        )
+    return [*messages[:-1], {**last, "content": content.rstrip() + _OPEN_END}]
+
+
+def cut(rendered: str) -> str:
+    """A prompt that ends at that mark, inside the final message."""
+    before, found, _ = rendered.rpartition(_OPEN_END)
+    if not found:
         raise BadRequest(
             "The final assistant message cannot be continued: the model's chat template does not "
             "render it as it stands.",
             param="messages",
         )
-    return rendered[: at + len(wanted)]
+    return before
 
 
 def _checked(index: int, message: Mapping[str, Any]) -> Message:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
 
 from millrace.protocol import RowTokens, TokenLogprob
 from millrace.text.deltas import Content, Finish, Piece, Reasoning, ToolCallStart
@@ -11,7 +12,13 @@ from millrace.text.formats import OutputParser
 from millrace.text.stops import StopMatcher
 from millrace.text.vocabulary import Vocabulary
 
-Scored = tuple[Piece | Finish, list[TokenLogprob]]
+
+class Scored(NamedTuple):
+    """A piece, and the tokens that it completes."""
+
+    piece: Piece | Finish
+    logprobs: list[TokenLogprob]
+    tokens: list[int]
 
 
 class ChoicePipeline:
@@ -36,6 +43,8 @@ class ChoicePipeline:
         self._content = StopMatcher(self._stops, include_stop)
         self._reasoning = StopMatcher(list(stops) if stop_in_reasoning else [], include_stop)
         self._logprobs: list[TokenLogprob] = []
+        self._made: list[int] = []
+        self._ending: tuple[int, TokenLogprob | None] | None = None
         self._called = False
         self.tokens = 0
         self.reasoning_tokens = 0
@@ -48,13 +57,16 @@ class ChoicePipeline:
         count = len(row.tokens) - (ending is not None)
         for i, token in enumerate(row.tokens[:count]):
             self.tokens += 1
-            # Logprobs of tokens that complete no character yet wait for the piece that does.
+            # Tokens that complete no character yet wait for the piece that does.
+            self._made.append(token)
             self._logprobs += row.logprobs[i : i + 1]
             yield from self._read(self._detokenizer.feed(token))
             if self.done:
                 return
         if row.finish is not None:
-            self.tokens += ending is not None
+            if ending is not None:
+                self.tokens += 1
+                self._ending = ending, row.logprobs[-1] if row.logprobs else None
             yield from self._end(row, ending)
 
     def _read(self, text: str) -> Iterator[Scored]:
@@ -77,7 +89,7 @@ class ChoicePipeline:
         for matcher, kind in ((self._reasoning, Reasoning), (self._content, Content)):
             rest = matcher.finish()
             if rest.text:
-                yield kind(rest.text), self._take_logprobs()
+                yield self._scored(kind(rest.text))
             if rest.matched is not None:
                 yield self._finish("stop", rest.matched)
                 return
@@ -93,7 +105,7 @@ class ChoicePipeline:
                 matcher = self._content if isinstance(piece, Content) else self._reasoning
                 result = matcher.feed(piece.text)
                 if result.text:
-                    yield type(piece)(result.text), self._take_logprobs()
+                    yield self._scored(type(piece)(result.text))
                 if result.matched is not None:
                     yield self._finish("stop", result.matched)
                     return
@@ -104,18 +116,21 @@ class ChoicePipeline:
                 held = self._content.finish()
                 self._content = StopMatcher(self._stops, self._include)
                 if held.text:
-                    yield Content(held.text), self._take_logprobs()
+                    yield self._scored(Content(held.text))
                 if held.matched is not None:
                     yield self._finish("stop", held.matched)
                     return
-            yield piece, self._take_logprobs()
+            yield self._scored(piece)
 
-    def _finish(self, reason: str, matched: str | int | None) -> Scored:
+    def _finish(self, reason: Literal["stop", "length"], matched: str | int | None) -> Scored:
         self.done = True
-        if reason == "stop" and matched is None and self._called:
-            return Finish("tool_calls"), self._take_logprobs()
-        return Finish("length" if reason == "length" else "stop", matched), self._take_logprobs()
+        token, score = self._ending or (None, None)
+        if token is not None:
+            self._made.append(token)
+        called = reason == "stop" and matched is None and self._called
+        return self._scored(Finish("tool_calls" if called else reason, matched, token, score))
 
-    def _take_logprobs(self) -> list[TokenLogprob]:
-        taken, self._logprobs = self._logprobs, []
-        return taken
+    def _scored(self, piece: Piece | Finish) -> Scored:
+        logprobs, self._logprobs = self._logprobs, []
+        made, self._made = self._made, []
+        return Scored(piece, logprobs, made)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 import jinja2
+from jinja2 import meta
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import CallBlock, Node
 from jinja2.parser import Parser
@@ -25,6 +27,11 @@ class ChatTemplate:
             self._compiled = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(f"The model's chat template has an error: {error}") from error
+
+    @functools.cached_property
+    def variables(self) -> frozenset[str]:
+        """The names that the template reads from outside."""
+        return frozenset(meta.find_undeclared_variables(_environment().parse(self.source)))
 
     def render(
         self,

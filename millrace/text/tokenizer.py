@@ -7,7 +7,6 @@ is used only for folders that carry no tokenizer.json.
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from tokenizers import Tokenizer as _Fast
 
 from millrace.errors import ModelError
+from millrace.models.files import read_json
 from millrace.text.vocabulary import Vocabulary
 
 
@@ -22,7 +22,7 @@ class Tokenizer:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._fast = _load(folder)
-        self.settings = _read_json(folder / "tokenizer_config.json")
+        self.settings = read_json(folder / "tokenizer_config.json", optional=True)
         self.vocabulary = Vocabulary(self._fast)
         self.eos_ids = self._find_eos()
 
@@ -37,7 +37,7 @@ class Tokenizer:
         """The text of a named special token (`bos_token`, `eos_token`), or an empty string."""
         value = self.settings.get(name)
         if value is None:
-            value = _read_json(self.folder / "special_tokens_map.json").get(name)
+            value = read_json(self.folder / "special_tokens_map.json", optional=True).get(name)
         if isinstance(value, dict):
             value = value.get("content")
         return value if isinstance(value, str) else ""
@@ -50,7 +50,7 @@ class Tokenizer:
             return file.read_text(encoding="utf-8")
         source = self.settings.get("chat_template")
         if source is None:
-            source = _read_json(self.folder / "chat_template.json").get("chat_template")
+            source = read_json(self.folder / "chat_template.json", optional=True).get("chat_template")
         if isinstance(source, list):
             named = {t["name"]: t["template"] for t in source}
             source = named.get("tool_use") or named.get("default") or next(iter(named.values()))
@@ -58,12 +58,12 @@ class Tokenizer:
 
     def _find_eos(self) -> frozenset[int]:
         """The union of every source: they disagree, and a missed one runs on for ever."""
-        config = _read_json(self.folder / "config.json")
+        config = read_json(self.folder / "config.json", optional=True)
         found: set[int] = set()
         for source in (
             config,
             config.get("text_config") or {},
-            _read_json(self.folder / "generation_config.json"),
+            read_json(self.folder / "generation_config.json", optional=True),
         ):
             ids = source.get("eos_token_id")
             found |= set(ids if isinstance(ids, list) else [] if ids is None else [ids])
@@ -85,13 +85,3 @@ def _load(folder: Path) -> _Fast:
         return fast
     except Exception as error:  # the libraries raise bare Exceptions for malformed files
         raise ModelError(f"The tokenizer in {folder} cannot be read: {error}") from error
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{file} is not valid JSON: {error}") from error
-    return value if isinstance(value, dict) else {}

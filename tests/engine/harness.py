@@ -8,14 +8,17 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
+from millrace.cache.prefix import PrefixCache
+from millrace.cache.state import Layout
 from millrace.config import EngineConfig
 from millrace.engine.choice import Chooser, HostChooser
+from millrace.engine.keeping import Keeper
 from millrace.engine.link import ThreadLink
 from millrace.engine.loop import Engine
 from millrace.engine.measure import cost_of
 from millrace.engine.memory import Budget, Cost
 from millrace.engine.sampler import Sampler
-from millrace.protocol import Failed, FromEngine, Step, Submit, ToEngine, TokenLogprob
+from millrace.protocol import Failed, FromEngine, Prefilled, Step, Submit, ToEngine, TokenLogprob
 
 Key = tuple[str, int]
 
@@ -28,8 +31,11 @@ class Bench:
         model: Any,
         chooser: Chooser | None = None,
         budget: Budget | None = None,
+        cache: int | None = None,
+        disk: Any = None,
         **config: Any,
     ) -> None:
+        """`cache` is the prefix cache's memory in bytes; None goes without."""
         self.made: dict[Key, list[int]] = {}
         self.finish: dict[Key, str] = {}
         self.failed: dict[str | None, Failed] = {}
@@ -39,7 +45,16 @@ class Bench:
         self.link = ThreadLink(self._deliver)
         settings = EngineConfig(model="tiny", name="tiny", **config)
         sampler = Sampler(chooser or HostChooser())
-        self.engine = Engine(model, settings, sampler, budget or _plenty(model), self.link)
+        self.found: dict[str, Prefilled] = {}
+        self.cache: PrefixCache | None = None
+        keeper = None
+        if cache is not None:
+            layout = Layout.of(model)
+            self.cache = PrefixCache(model, layout, cache, disk, pack=settings.cache_quant)
+            keeper = Keeper(self.cache, layout, settings.checkpoint_every)
+        self.engine = Engine(
+            model, settings, sampler, budget or _plenty(model), self.link, keeper=keeper
+        )
 
     def _deliver(self, message: FromEngine) -> None:
         match message:
@@ -54,6 +69,7 @@ class Bench:
                         self.finish[key] = row.finish
                 for part in prefilled:
                     self.prefilled[part.id] = part.done
+                    self.found[part.id] = part
             case Failed(id=id):
                 self.failed[id] = message
 

@@ -28,6 +28,18 @@ class Prompt:
         return self.size - self.done
 
     @property
+    def reach(self) -> int:
+        """Every prompt pauses after each 100 tokens."""
+        return min(self.left, 100 - self.done % 100)
+
+    @property
+    def blocked(self) -> bool:
+        return False
+
+    def resembles(self, other: Prompt) -> bool:
+        return self.size == other.size
+
+    @property
     def length(self) -> int:
         return self.size + 1
 
@@ -83,7 +95,7 @@ class World:
             again = Prompt(row.arrived, row.length, row.priority, output=row.left)
             again.name = row.prompt.name
             self.scheduler.add(again)
-        for task in self.scheduler.joining(len(self.rows), self.now):
+        for task in self.scheduler.joining([r.length for r in self.rows], self.now):
             self.rows += [Stream(task, task.length, task.output) for _ in range(task.width)]
             self.first.append(task)
         if self.rows:

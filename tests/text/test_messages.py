@@ -12,7 +12,7 @@ from millrace.errors import BadRequest
 from millrace.text.formats import OutputFormat, by_name, detect, thinking_controls
 from millrace.text.formats.showing import show_result, show_tools
 from millrace.text.formats.style import Style, probe
-from millrace.text.messages import Prepared, cut_after, plain_text, prepare
+from millrace.text.messages import Prepared, cut, open_ended, plain_text, prepare
 from millrace.text.template import ChatTemplate
 
 CHATML = """
@@ -242,10 +242,14 @@ def test_mistakes_are_named() -> None:
 
 
 def test_an_assistant_message_can_be_continued() -> None:
-    rendered = "<|im_start|>assistant\nOnce upon<|im_end|>\n"
-    assert cut_after(rendered, "Once upon ").endswith("Once upon")
+    for text in ("Once upon ", "end", "a", ""):
+        (last,) = open_ended([{"role": "assistant", "content": text}])
+        rendered = f"<|im_start|>assistant\n{last['content']}<|im_end|>\n"
+        assert cut(rendered) == f"<|im_start|>assistant\n{text.rstrip()}"
     with pytest.raises(BadRequest, match="continued"):
-        cut_after(rendered, "Never there")
+        cut("<|im_start|>assistant\n<|im_end|>\n")
+    with pytest.raises(BadRequest, match="continued"):
+        open_ended([{"role": "user", "content": "x"}])
 
 
 def test_thinking_controls() -> None:

@@ -1,0 +1,113 @@
+"""The bytes this model takes, and how room is made for more: before anything is written."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+
+from millrace.cache.disk import budget, files
+from millrace.cache.disk.board import Board
+from millrace.cache.disk.events import Dropped, Trouble
+from millrace.cache.disk.folder import Folder
+from millrace.cache.disk.index import Index
+from millrace.cache.disk.records import Blob, Changes
+
+TRIES = 8
+READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_ACCOUNT = files.on_disk(1)
+_SPARE = 64
+"""Eviction makes room for more than one write: this part of the budget."""
+
+
+class Room:
+    def __init__(
+        self, board: Board, folder: Folder, index: Index, clock: Callable[[], float], *, sync: bool
+    ) -> None:
+        self._board = board
+        self._folder = folder
+        self._index = index
+        self._clock = clock
+        self._sync = sync
+        kept = {b.id: b.size for n in board.catalogue.nodes.values() for b in n.blobs}
+        self._payload = sum(files.on_disk(size) for size in kept.values())
+        self._owed = 0
+        self.begin()
+
+    @property
+    def bytes(self) -> int:
+        """What this model takes of the budget."""
+        return self._payload + self._index.bytes + _ACCOUNT
+
+    def begin(self) -> None:
+        """A turn begins, at whose end the index is written once."""
+        self._owed = self._index.cost(Changes())
+
+    def make(self, need: int, *, evict: bool = True) -> bool:
+        """Whether `need` bytes may be written, and the rows that come with them."""
+        for _ in range(TRIES):
+            lack = self._folder.lack(self.bytes, need + self._owed if need else 0)
+            if lack <= 0:
+                return True
+            if not evict or not self.evict(lack):
+                return False
+        return False
+
+    def evict(self, lack: int) -> bool:
+        board = self._board
+        with board.lock:
+            victims = budget.plan(
+                board.catalogue.candidates(), lack, self._folder.budget // _SPARE, self._clock()
+            )
+            board.say(Dropped(board.catalogue.drop(victims)))
+        board.wake()
+        self._owed += self._index.cost_of_gone(len(victims))
+        self.empty_trash()
+        return bool(victims)
+
+    def empty_trash(self) -> None:
+        with self._board.lock:
+            trash = self._board.catalogue.take_trash()
+        for blob in trash:
+            if files.remove(self._folder.file(blob.id)):
+                self._payload -= files.on_disk(blob.size)
+
+    def place(self, blob: Blob, *, evict: bool = True) -> Trouble | None:
+        """Write one file; what stood in the way, if there is something new to say about it."""
+        payload, need = blob.payload, files.on_disk(blob.size)
+        assert payload is not None
+        with self._board.lock:
+            rows = self._board.catalogue.rows(blob.users)
+        self._owed += sum(self._index.cost_of_row(row) for row in rows)
+        try:
+            if not self.make(need, evict=evict):
+                return Trouble(
+                    f"There is no room in {self._folder.root} for {need:,} bytes of prefix cache: "
+                    f"the budget is {self._folder.budget:,} bytes, or the volume is nearly full.",
+                    "room",
+                )
+            self._payload += need
+            try:
+                crc = files.write(self._folder.file(blob.id), blob.head, payload, sync=self._sync)
+            except BaseException:
+                self._payload -= need
+                raise
+        except OSError as error:
+            return self._refused(error)
+        with self._board.lock:
+            self._board.catalogue.written(blob, crc)
+        return None
+
+    def _refused(self, error: OSError) -> Trouble | None:
+        where, why = self._folder.path, error.strerror or error
+        if error.errno in READ_ONLY:
+            self._board.give_up(
+                "read-only", f"{where} cannot be written ({why}): the prefix cache there is off."
+            )
+            return None
+        if error.errno in _FULL:
+            return Trouble(
+                f"The volume of {where} is full: some of the prefix cache is not kept.", "full"
+            )
+        return Trouble(f"A write to the prefix cache in {where} failed: {why}.", "write")
