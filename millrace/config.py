@@ -13,6 +13,7 @@ from millrace.errors import SetupError
 
 Weights = Literal["auto", "keep", "bf16", "f32"]
 LogFormat = Literal["text", "json"]
+Isolation = Literal["none", "key"]
 
 
 def home() -> Path:
@@ -64,10 +65,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Whether state at rest is stored in 8 bits."""
     checkpoint_every: int = 1024
     """Tokens between checkpoints of state that cannot be cut."""
+    burst: float = 2.0
+    """Seconds that prompts which are ready wait for others while nobody is being answered."""
+    speculate: int | None = None
+    """Tokens that a row may guess ahead from what its context repeats; None takes what suits the
+    device, 0 guesses nothing."""
     trust_remote_code: bool = False
     tool_format: str | None = None
     """The family of tool calls; None detects it."""
     reasoning_format: str | None = None
+    strip_volatile: tuple[str, ...] = ()
+    """Patterns of lines that are left out of system messages; `auto` stands for ours."""
     log_level: str = "info"
     log_format: LogFormat = "text"
 
@@ -77,6 +85,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             ("--prefill-chunk", self.prefill_chunk),
             ("--max-stall", self.max_stall),
             ("--kv-memory", self.kv_memory),
+            ("--cache-memory", self.cache_memory),
+            ("--checkpoint-every", self.checkpoint_every),
         ):
             if value is not None:
                 _positive(option, value)
@@ -110,6 +120,10 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The same for tokens, prompt and answer together."""
     cors_origins: tuple[str, ...] = ()
     """The web sites whose pages may talk to this server; `*` is all of them."""
+    cache_isolation: Isolation = "none"
+    """Whether holders of different keys share cached state."""
+    warm: str | None = None
+    """A file of prompts that are run at the start, so that their state is there."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -120,6 +134,13 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.max_queue < 0:
             raise SetupError("--max-queue cannot be negative.")
         _positive("--store-days", self.store_days)
+        if self.cache_isolation == "key" and not self.api_keys:
+            raise SetupError("--cache-isolation key needs API keys to tell callers apart.")
+        if self.cache_isolation == "key" and self.warm is not None:
+            raise SetupError(
+                "--warm has no use with --cache-isolation key: nobody would find its state. "
+                "Let each key warm its own with POST /v1/cache/warm."
+            )
         for option, value in (
             ("--rate-requests", self.rate_requests),
             ("--rate-tokens", self.rate_tokens),

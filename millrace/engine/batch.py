@@ -8,12 +8,12 @@ who may run: that is the scheduler's.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
-from millrace.engine.row import Row
+from millrace.engine.row import Ahead, Row
 from millrace.engine.sampler import Draw, Sampler
 from millrace.engine.slots import Positions, SlotKVCache
 from millrace.protocol import TokenLogprob
@@ -30,6 +30,8 @@ class Batch:
         """Each row's last token, not yet run; on the device, perhaps still being computed."""
         self._logits: mx.array | None = None
         self._draw: Draw | None = None
+        self._guesses: list[Sequence[int]] = []
+        """What the draw in flight was given beside each row's last token."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -103,28 +105,86 @@ class Batch:
         """One row's state in layers that keep none in slots."""
         return {i: self._caches[i].extract(index) for i in layers}
 
+    @property
+    def guessing(self) -> bool:
+        """Whether what is in flight says how far the rows have come: it must be read first."""
+        return bool(self._guesses)
+
+    @property
+    def sliding(self) -> bool:
+        """Whether every layer can take back tokens that turn out wrong."""
+        return all(isinstance(c, SlotKVCache) for c in self._caches)
+
     def in_flight(self) -> InFlight:
         """The draws that the host has not read; stays good when rows join or leave."""
         draw, self._draw = self._draw, None
         return InFlight(list(self.rows), draw)
 
-    def forward(self) -> None:
-        """Launch the model on every row's last token."""
+    def forward(self, guesses: Sequence[Sequence[int]] = ()) -> None:
+        """Launch the model on every row's last token, and on what is guessed to follow it."""
         assert self._last is not None
-        self._positions.begin()
-        self._logits = self._model(self._last[:, None], cache=self._caches)[:, -1, :]
-        self._positions.end()
+        ahead = max(map(len, guesses), default=0)
+        self._positions.begin(1 + ahead)
+        inputs = self._last[:, None]
+        if ahead:
+            padded = [[*g, *[0] * (ahead - len(g))] for g in guesses]
+            inputs = mx.concatenate([inputs, mx.array(padded, mx.int32)], axis=1)
+        logits = self._model(inputs, cache=self._caches)
+        if ahead:
+            self._guesses = list(guesses)
+            places = [(i, k) for i, g in enumerate(guesses) for k in range(len(g) + 1)]
+            row, place = (mx.array(part, mx.int32) for part in zip(*places, strict=True))
+            self._logits = logits[row, place]
+        else:
+            self._logits = logits[:, -1, :]
+            self._positions.end()
         mx.async_eval(self._logits)
 
     def sample(self) -> None:
-        """Launch the draw of every row's next token."""
+        """Launch the draw of every row's next token, or of one more than it has guesses."""
         assert self._logits is not None
-        self._draw = self._sampler.draw(self._logits, self.rows)
-        self._last = self._draw.tokens
+        if self._guesses:
+            wide: list[Row | Ahead] = []
+            for row, guess in zip(self.rows, self._guesses, strict=True):
+                wide += [row, *(Ahead(row, k + 1) for k in range(len(guess)))]
+            self._draw = self._sampler.draw_ahead(self._logits, wide)
+        else:
+            self._draw = self._sampler.draw(self._logits, self.rows)
+            self._last = self._draw.tokens
         self._logits = None
         mx.async_eval(self._draw.arrays())
         for row in self.rows:
             row.in_flight = True
+
+    def settle(self) -> list[Settled]:
+        """Read a draw with guesses: the tokens that hold, row by row."""
+        draw, guesses = self._draw, self._guesses
+        assert draw is not None
+        drawn: list[int] = draw.tokens.tolist()
+        scores = draw.scores()
+        self._draw, self._guesses = None, []
+        settled: list[Settled] = []
+        at = 0
+        for row, guess in zip(self.rows, guesses, strict=True):
+            tokens = drawn[at : at + len(guess) + 1]
+            right = 0
+            while right < len(guess) and guess[right] == tokens[right]:
+                right += 1
+            settled.append(Settled(row, tokens[: right + 1], len(guess), scores.get(at)))
+            at += len(guess) + 1
+        self._positions.end([len(s.tokens) for s in settled])
+        self._last = mx.array([s.tokens[-1] for s in settled], mx.int32)
+        return settled
+
+
+class Settled(NamedTuple):
+    """What a row made in a step with guesses."""
+
+    row: Row
+    tokens: list[int]
+    guessed: int
+    logprob: TokenLogprob | None
+    """Of the first token, for rows that ask: those guess nothing."""
 
 
 class InFlight:
@@ -139,8 +199,7 @@ class InFlight:
         if self._draw is None:
             return
         tokens: list[int] = self._draw.tokens.tolist()
-        plan, logprobs = self._draw.plan, self._draw.logprobs
-        asked = dict(zip(plan.asked, logprobs.read(plan.tops), strict=True)) if logprobs else {}
+        asked = self._draw.scores()
         for i, (row, token) in enumerate(zip(self._rows, tokens, strict=True)):
             if not row.gone:
                 yield row, token, asked.get(i)

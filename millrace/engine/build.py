@@ -27,6 +27,11 @@ CACHE_SHARE = 0.3
 """The part of the memory for state that the prefix cache takes, where nobody says."""
 CPU_CHUNK, GPU_CHUNK = 512, 2048
 """The most prompt tokens of a chunk, where the configuration does not say."""
+CPU_BURST = 10.0
+"""Chunks between the steps of running rows read all the weights once more, which a CPU feels: a burst
+is better run before anybody is answered."""
+CPU_AHEAD = 8
+"""The most tokens guessed ahead there."""
 
 
 def build(config: EngineConfig, link: Link) -> Engine:
@@ -58,10 +63,16 @@ def build(config: EngineConfig, link: Link) -> Engine:
         link.send(Loading("compiling kernels"))
         warm_up(loaded.model, min(config.max_running, 64), config.prefill_chunk or GPU_CHUNK)
     chunk = config.prefill_chunk or (CPU_CHUNK if loaded.device == "cpu" else GPU_CHUNK)
-    config = msgspec.structs.replace(config, prefill_chunk=chunk)
+    ahead = config.speculate
+    if ahead is None:
+        # Elsewhere the next step is launched before the last tokens are known, which pays more.
+        ahead = CPU_AHEAD if loaded.device == "cpu" else 0
+    config = msgspec.structs.replace(config, prefill_chunk=chunk, speculate=ahead)
+    if loaded.device == "cpu":
+        config = msgspec.structs.replace(config, burst=CPU_BURST)
     keeper = None
+    layout = Layout.of(loaded.model)
     if config.cache:
-        layout = Layout.of(loaded.model)
         disk, problem = _disk(config, layout, loaded.dtype)
         cache = PrefixCache(
             loaded.model, layout, cached, disk, pack=config.cache_quant, problem=problem
@@ -78,6 +89,7 @@ def build(config: EngineConfig, link: Link) -> Engine:
             weight_bytes=loaded.weight_bytes,
             kv_budget=budget.limit,
             kv_bytes_per_token=budget.row(1024) // 1024,
+            checkpoints=keeper is not None and layout.needs.uncut,
         )
     )
     return engine

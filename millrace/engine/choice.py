@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millrace.engine.rng import uniform
-from millrace.engine.row import Row
+from millrace.engine.row import Ahead, Row
 from millrace.protocol import Sampling
 
 XTC_LANE = 1
@@ -26,7 +26,7 @@ Ids = NDArray[np.intp]
 
 
 class Chooser(Protocol):
-    def choose(self, logits: mx.array, rows: Sequence[Row]) -> mx.array:
+    def choose(self, logits: mx.array, rows: Sequence[Row | Ahead]) -> mx.array:
         """One token per row."""
 
 
@@ -43,7 +43,7 @@ class HostChooser:
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(min(4, os.cpu_count() or 1))
 
-    def choose(self, logits: mx.array, rows: Sequence[Row]) -> mx.array:
+    def choose(self, logits: mx.array, rows: Sequence[Row | Ahead]) -> mx.array:
         table = np.array(logits.astype(mx.float32), copy=False)
         drawn = [i for i, r in enumerate(rows) if not greedy(r.sampling)]
         tokens = table.argmax(axis=-1).tolist() if len(drawn) < len(rows) else [0] * len(rows)
@@ -56,7 +56,7 @@ class HostChooser:
         return mx.array(tokens, mx.int32)
 
 
-def _draw(logits: Weights, row: Row) -> int:
+def _draw(logits: Weights, row: Row | Ahead) -> int:
     ids, kept = candidates(logits, row.sampling)
     if _coin(row):
         ends = np.array(sorted(row.stop_ids), np.intp)
@@ -127,7 +127,7 @@ def without_top_choices(weights: Weights, least_share: float, spared: Ids) -> We
     return kept
 
 
-def _coin(row: Row) -> bool:
+def _coin(row: Row | Ahead) -> bool:
     chance = row.sampling.xtc_probability
     return chance > 0.0 and uniform(row.seed, row.made, XTC_LANE) < chance
 
@@ -144,7 +144,7 @@ def _places(ids: Ids | None, tokens: Ids) -> Ids:
 class DeviceChooser:
     """For GPUs: one vectorised draw for all rows, and no wait for the host."""
 
-    def choose(self, logits: mx.array, rows: Sequence[Row]) -> mx.array:
+    def choose(self, logits: mx.array, rows: Sequence[Row | Ahead]) -> mx.array:
         drawn = [i for i, r in enumerate(rows) if not greedy(r.sampling)]
         if not drawn:
             return mx.argmax(logits, axis=-1).astype(mx.int32)
@@ -155,7 +155,7 @@ class DeviceChooser:
         tokens[at] = self._draw(logits[at], [rows[i] for i in drawn])
         return tokens
 
-    def _draw(self, logits: mx.array, rows: Sequence[Row]) -> mx.array:
+    def _draw(self, logits: mx.array, rows: Sequence[Row | Ahead]) -> mx.array:
         cooling = mx.array([1.0 / r.sampling.temperature for r in rows])[:, None]
         weights = mx.softmax(logits.astype(mx.float32) * cooling, axis=-1)
         params = [r.sampling for r in rows]
@@ -211,7 +211,7 @@ def _typical(weights: mx.array, share: float) -> mx.array:
     return mx.where(off <= limit, weights, 0.0)
 
 
-def _xtc(weights: mx.array, row: Row) -> mx.array:
+def _xtc(weights: mx.array, row: Row | Ahead) -> mx.array:
     above = weights >= row.sampling.xtc_threshold * mx.sum(weights, axis=-1, keepdims=True)
     least = mx.min(mx.where(above, weights, mx.inf), axis=-1, keepdims=True)
     kept = mx.where(above & (weights > least), 0.0, weights)

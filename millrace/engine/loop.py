@@ -14,7 +14,7 @@ from typing import Any
 from mlx_lm.models.cache import make_prompt_cache
 
 from millrace.config import EngineConfig
-from millrace.engine.batch import Batch
+from millrace.engine.batch import Batch, InFlight
 from millrace.engine.guide import Guides
 from millrace.engine.keeping import Keeper
 from millrace.engine.link import Link
@@ -24,12 +24,14 @@ from millrace.engine.prefill import Job, groupable, job_of, jobs_of, run_togethe
 from millrace.engine.row import Row
 from millrace.engine.sampler import Sampler
 from millrace.engine.scheduler import Scheduler
+from millrace.engine.speculation import Speculation
 from millrace.protocol import (
     Abort,
     AbortChoice,
     CacheQuery,
     CacheReport,
     Failed,
+    FinishReason,
     Prefilled,
     PromptLogprobs,
     RowTokens,
@@ -38,6 +40,7 @@ from millrace.protocol import (
     Submit,
     TierReport,
     ToEngine,
+    TokenLogprob,
 )
 
 log = logging.getLogger("millrace.engine")
@@ -67,10 +70,13 @@ class Engine:
         self._batch = Batch(model, sampler)
         self._pace = Pace(config.prefill_chunk or 512, config.max_stall)
         self._scheduler: Scheduler[Job] = Scheduler(
-            config.max_running, self._pace, budget, self._begin
+            config.max_running, self._pace, budget, self._begin, config.burst
         )
         self._begun: list[Job] = []
         """Prompts that have started since the last message."""
+        self._speculation = Speculation(config.speculate, self._pace) if config.speculate else None
+        self._launched = 0
+        """Tokens of the step in flight, guesses included."""
         self._groupable = groupable(make_prompt_cache(model))
         self._stopping = False
         self._last_read: float | None = None
@@ -100,22 +106,20 @@ class Engine:
         if self._stopping:
             return
         step = Step()
-        in_flight = self._batch.in_flight()
+        settled = self._settles
+        in_flight = None if settled else self._batch.in_flight()
+        if in_flight is None:
+            self._read(step)
         pre_empted = self._leave()
         for job in self._scheduler.joining(self._lengths(), time.monotonic()):
             job.open(self._model)
             self._batch.join(job.rows, job.caches, job.tokens[-1])
         if self._batch:
-            self._batch.forward()
-        for row, token, logprob in in_flight.read():
-            finish = row.accept(token)
-            row.gone = finish is not None
-            if row.problem is not None:
-                self._stop(row, row.problem)
-                continue
-            told = [logprob] if logprob else []
-            step.rows.append(RowTokens(row.request.id, row.choice, [token], finish, told))
-        self._measure(step)
+            guesses = self._guesses() if settled else []
+            self._launched = len(self._batch) * (1 + max(map(len, guesses), default=0))
+            self._batch.forward(guesses)
+        if in_flight is not None:
+            self._take(step, in_flight)
         for row in pre_empted:
             if not row.gone:
                 self._queue(job_of(row))
@@ -129,6 +133,52 @@ class Engine:
                 step.cache_bytes = self._keeper.cache.nbytes
                 step.cache_disk_bytes = self._keeper.cache.disk_bytes
             self._link.send(step)
+
+    @property
+    def _settles(self) -> bool:
+        """Whether the last tokens are read before the next step is launched.
+
+        Guesses need them. On a CPU that costs nothing: its draws are the host's own work.
+        """
+        return self._batch.guessing or self._speculation is not None
+
+    def _guesses(self) -> list[list[int]]:
+        if self._speculation is None or not self._batch.sliding:
+            return []
+        return self._speculation.propose(self._batch.rows)
+
+    def _read(self, step: Step) -> None:
+        if not self._batch.guessing:
+            self._take(step, self._batch.in_flight())
+            return
+        for row, tokens, guessed, logprob in self._batch.settle():
+            if not row.gone:
+                if self._speculation is not None:
+                    self._speculation.confirmed(row, guessed, len(tokens) - 1)
+                self._heard(step, row, tokens, logprob)
+        self._measure(step)
+
+    def _take(self, step: Step, in_flight: InFlight) -> None:
+        """Read what was drawn, one token a row."""
+        for row, token, logprob in in_flight.read():
+            self._heard(step, row, [token], logprob)
+        self._measure(step)
+
+    def _heard(self, step: Step, row: Row, tokens: list[int], logprob: TokenLogprob | None) -> None:
+        """A row has made tokens; those after its end do not count."""
+        kept: list[int] = []
+        finish: FinishReason | None = None
+        for token in tokens:
+            kept.append(token)
+            finish = row.accept(token)
+            if finish is not None or row.problem is not None:
+                break
+        row.gone = finish is not None
+        if row.problem is not None:
+            self._stop(row, row.problem)
+            return
+        told = [logprob] if logprob else []
+        step.rows.append(RowTokens(row.request.id, row.choice, kept, finish, told))
 
     def _wait(self) -> float | None:
         """How long to wait for messages: not at all while there is work."""
@@ -177,7 +227,10 @@ class Engine:
         if step.rows and self._last_read is not None:
             step.seconds = now - self._last_read
             rows = len(step.rows)
-            if tokens := max(self._chunks):
+            if self._speculation is not None and self._launched > rows:
+                if not max(self._chunks):
+                    self._speculation.saw_step(self._launched, step.seconds)
+            elif tokens := max(self._chunks):
                 self._pace.saw_gap(rows, tokens, step.seconds)
             else:
                 self._pace.saw_step(rows, step.seconds)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from millrace.engine.edits import Edits, wanted
 from millrace.engine.guide import Guide, Guides
+from millrace.engine.speculation import Guesser
 from millrace.engine.thought import Thought
 from millrace.protocol import Choice, FinishReason, Sampling, Submit
 
@@ -24,6 +25,7 @@ class Row:
     thought: Thought | None = None
     forced: list[int] = field(default_factory=list)
     """Tokens that come next whatever the model says."""
+    guesser: Guesser | None = None
     problem: str | None = None
     """Why this row cannot go on; the others can."""
     in_flight: bool = False
@@ -74,6 +76,22 @@ class Row:
         """Whether the draw in flight is the last that the length allows."""
         return self.in_flight and self.made + 1 >= self.request.max_tokens
 
+    @property
+    def left(self) -> int:
+        """Tokens that it may still make."""
+        return self.request.max_tokens - self.made
+
+    def context(self, start: int) -> list[int]:
+        """Its tokens from `start` on, prompt and made."""
+        prompt = self.request.prompt
+        return [*prompt[start:], *self.tokens[max(0, start - len(prompt)) :]]
+
+    @property
+    def guessable(self) -> bool:
+        """Whether later draws need nothing that the tokens before them change."""
+        plain = self.edits is None and self.guide is None and self.thought is None
+        return plain and self.request.logprobs is None
+
     def accept(self, token: int) -> FinishReason | None:
         """Take a drawn token; says whether the row ends with it."""
         self.in_flight = False
@@ -89,3 +107,16 @@ class Row:
         if self.thought is not None and self.thought.accept(self.tokens):
             self.forced = list(self.thought.ending)
         return "length" if self.made >= self.request.max_tokens else None
+
+
+class Ahead:
+    """A row as it will be some tokens later, for a draw that may turn out too early."""
+
+    def __init__(self, row: Row, by: int) -> None:
+        self.request = row.request
+        self.sampling = row.sampling
+        self.seed = row.seed
+        self.stop_ids = row.stop_ids
+        self.made = row.made + by
+        self.edits = self.guide = self.thought = None
+        self.forced: list[int] = []

@@ -15,7 +15,8 @@ from millrace.engine.choice import Chooser
 from millrace.engine.edits import stack
 from millrace.engine.guide import masked
 from millrace.engine.logprobs import Logprobs
-from millrace.engine.row import Row
+from millrace.engine.row import Ahead, Row
+from millrace.protocol import TokenLogprob
 
 
 class Draw:
@@ -29,6 +30,12 @@ class Draw:
     def arrays(self) -> list[mx.array]:
         return [self.tokens] + (self.logprobs.arrays() if self.logprobs else [])
 
+    def scores(self) -> dict[int, TokenLogprob]:
+        """What was asked about the tokens, by their place; waits for the device."""
+        if self.logprobs is None:
+            return {}
+        return dict(zip(self.plan.asked, self.logprobs.read(self.plan.tops), strict=True))
+
 
 class Sampler:
     def __init__(self, chooser: Chooser) -> None:
@@ -40,7 +47,14 @@ class Sampler:
         self._plan = None
 
     def draw(self, logits: mx.array, rows: Sequence[Row]) -> Draw:
-        plan = self._plan = self._plan or _Plan(rows)
+        self._plan = self._plan or _Plan(rows)
+        return self._draw(logits, rows, self._plan)
+
+    def draw_ahead(self, logits: mx.array, rows: Sequence[Row | Ahead]) -> Draw:
+        """A draw for rows and for the same rows later on."""
+        return self._draw(logits, rows, _Plan(rows))
+
+    def _draw(self, logits: mx.array, rows: Sequence[Row | Ahead], plan: _Plan) -> Draw:
         asked = logits[plan.asked_index] if plan.asked else None
         logits = _edited(logits, [(i, rows[i]) for i in plan.edited])
         logits = masked(logits, [(i, g) for i in plan.guided if (g := rows[i].guide)])
@@ -57,7 +71,7 @@ class Sampler:
 class _Plan:
     """What a set of rows needs, worked out once per change of the batch."""
 
-    def __init__(self, rows: Sequence[Row]) -> None:
+    def __init__(self, rows: Sequence[Row | Ahead]) -> None:
         self.edited = [i for i, r in enumerate(rows) if r.edits is not None]
         self.guided = [i for i, r in enumerate(rows) if r.guide is not None]
         self.thinking = [i for i, r in enumerate(rows) if r.thought is not None]
@@ -66,7 +80,7 @@ class _Plan:
         self.asked_index = mx.array(self.asked, mx.int32)
 
 
-def _edited(logits: mx.array, rows: list[tuple[int, Row]]) -> mx.array:
+def _edited(logits: mx.array, rows: list[tuple[int, Row | Ahead]]) -> mx.array:
     tables = [(i, r.edits.table(r.made)) for i, r in rows if r.edits and r.edits.active(r.made)]
     if not tables:
         return logits

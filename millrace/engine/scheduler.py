@@ -16,8 +16,6 @@ from millrace.engine.pace import Pace
 
 PRIORITY_SECONDS = 30.0
 """How much waiting one step of priority is worth."""
-BURST_SECONDS = 2.0
-"""How long prompts that are ready wait for others when nobody is being answered."""
 LEAST_SHARED = 32
 """Prompts share a chunk only for at least so many tokens each."""
 
@@ -81,9 +79,14 @@ class Scheduler(Generic[T]):
         pace: Pace,
         budget: Budget,
         begin: Callable[[T], None] = lambda task: None,
+        burst: float = 2.0,
     ) -> None:
-        """`begin` is told of a task about to be run for the first time; less may be left then."""
+        """`begin` is told of a task about to be run for the first time; less may be left then.
+
+        `burst` is how long prompts that are ready wait for others when nobody is being answered.
+        """
         self._max_running = max_running
+        self._burst_seconds = burst
         self._begin = begin
         self._pace = pace
         self._budget = budget
@@ -132,7 +135,7 @@ class Scheduler(Generic[T]):
         self._burst = self._burst or now
         if not running and (following := self._first([])) is not None:
             cost = following.left * self._pace.token_seconds
-            if now + cost < self._burst + BURST_SECONDS:
+            if now + cost < self._burst + self._burst_seconds:
                 return []
         joined: list[T] = []
         for task in list(self._ready):

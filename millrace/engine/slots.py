@@ -11,6 +11,7 @@ mask at all. A layer's cache is passive: the batch advances one shared `Position
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -25,31 +26,37 @@ class Positions:
     def __init__(self) -> None:
         self.lens: list[int] = []
         self.width = 0
+        self.tokens = 1
         self.uniform: int | None = None
         self.offset: int | mx.array = 0
         self._index: tuple[mx.array, mx.array] | None = None
         self._masks: dict[int | None, mx.array | None] = {}
 
-    def begin(self) -> None:
-        """Fix the write positions of the step about to be built."""
+    def begin(self, tokens: int = 1) -> None:
+        """Fix the write positions of the step about to be built, of so many tokens per row."""
         longest = max(self.lens)
+        self.tokens = tokens
         self.uniform = longest if min(self.lens) == longest else None
         if self.uniform is not None:
-            self.width, self.offset = longest + 1, longest
+            self.width, self.offset = longest + tokens, longest
         else:
             # There is a mask anyway, and GPUs read keys faster at aligned widths.
-            self.width = -(-(longest + 1) // _ALIGN) * _ALIGN
+            self.width = -(-(longest + tokens) // _ALIGN) * _ALIGN
             self.offset = mx.array(self.lens, mx.int32)
         self._index = None
         self._masks = {}
 
-    def end(self) -> None:
-        self.lens = [n + 1 for n in self.lens]
+    def end(self, made: Sequence[int] | None = None) -> None:
+        """The step has been built; of a step of several tokens, so many of each row are good."""
+        made = made or [1] * len(self.lens)
+        self.lens = [n + more for n, more in zip(self.lens, made, strict=True)]
 
     def index(self) -> tuple[mx.array, mx.array]:
+        """Row and place of every token of the step, to go with a middle axis of heads."""
         if self._index is None:
-            rows = mx.arange(len(self.lens), dtype=mx.int32)[:, None]
-            self._index = rows, mx.array(self.lens, mx.int32)[:, None]
+            rows = mx.arange(len(self.lens), dtype=mx.int32)[:, None, None]
+            first = mx.array(self.lens, mx.int32)[:, None, None]
+            self._index = rows, first + mx.arange(self.tokens, dtype=mx.int32)
         return self._index
 
     def mask(self, window: int | None) -> mx.array | None:
@@ -61,12 +68,14 @@ class Positions:
     def _make_mask(self, window: int | None) -> mx.array | None:
         at = mx.arange(self.width, dtype=mx.int32)
         if self.uniform is not None:
-            if window is None or self.width <= window:
+            if self.tokens == 1 and (window is None or self.width <= window):
                 return None
-            return (at > self.uniform - window)[None]
-        lens = mx.array(self.lens, mx.int32)[:, None, None, None]
-        mask = at <= lens
-        return mask if window is None else mask & (at > lens - window)
+            query = self.uniform + mx.arange(self.tokens, dtype=mx.int32)[:, None]
+        else:
+            lens = mx.array(self.lens, mx.int32)[:, None, None, None]
+            query = lens + mx.arange(self.tokens, dtype=mx.int32)[:, None]
+        mask = at <= query
+        return mask if window is None else mask & (at > query - window)
 
 
 class SlotKVCache:
@@ -86,7 +95,7 @@ class SlotKVCache:
     def make_mask(
         self, n: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | None:
-        assert n == 1, "a batch step runs one token per row"
+        assert n == self.at.tokens
         return self.at.mask(window_size)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
@@ -98,9 +107,9 @@ class SlotKVCache:
             self.values[:rows, :, uniform:width] = values
         else:
             row, at = self.at.index()
-            heads = mx.arange(keys.shape[1], dtype=mx.int32)[None]
-            self.keys[row, heads, at] = keys[:, :, 0]
-            self.values[row, heads, at] = values[:, :, 0]
+            heads = mx.arange(keys.shape[1], dtype=mx.int32)[:, None]
+            self.keys[row, heads, at] = keys
+            self.values[row, heads, at] = values
         return self.keys[:rows, :, :width], self.values[:rows, :, :width]
 
     def join(self, first: int, row: KVCache, copies: int) -> None:

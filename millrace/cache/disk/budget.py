@@ -10,24 +10,26 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 _SMALLEST = 4096
 
 
-@dataclass(frozen=True)
-class Candidate:
+class File(NamedTuple):
+    id: int
+    size: int
+    users: int
+
+
+class Candidate(NamedTuple):
     id: int
     parent: int
+    children: int
     used: float
     size: int
     """Its part of the files it uses."""
-    files: tuple[tuple[int, int], ...] = ()
-    """Each file it uses, and the bytes of the whole file."""
-    held: bool = False
-    """Being written or read: neither it nor what is above it may go."""
+    files: tuple[File, ...] = ()
 
 
 def score(age: float, size: int) -> float:
@@ -35,31 +37,34 @@ def score(age: float, size: int) -> float:
     return (max(age, 0.0) + 1.0) * math.sqrt(math.sqrt(max(size, _SMALLEST)))
 
 
-def plan(nodes: Iterable[Candidate], need: int, spare: int, now: float) -> list[int]:
+def plan(
+    leaves: Iterable[Candidate],
+    above: Callable[[int], Candidate | None],
+    need: int,
+    spare: int,
+    now: float,
+) -> list[int]:
     """The nodes to drop, children before parents, so that `need` bytes come free and up to `spare`
-    more; nothing if `need` cannot be reached."""
-    tree = {node.id: node for node in nodes}
-    children = Counter(node.parent for node in tree.values())
-    users = Counter(file for node in tree.values() for file, _ in node.files)
-    heap = [
-        (-score(now - node.used, node.size), node.id)
-        for node in tree.values()
-        if not children[node.id] and not node.held
-    ]
+    more; nothing if `need` cannot be reached. `above` gives a node that could go once its children
+    have gone."""
+    heap = [(-score(now - leaf.used, leaf.size), leaf) for leaf in leaves]
     heapq.heapify(heap)
+    children: dict[int, int] = {}
+    users: dict[int, int] = {}
     order: list[int] = []
     freed = 0
     while heap and freed < need + spare:
-        node = tree[heapq.heappop(heap)[1]]
+        node = heapq.heappop(heap)[1]
         if freed >= need and node.size > need + spare - freed:
             break
         order.append(node.id)
-        for file, size in node.files:
-            users[file] -= 1
-            if not users[file]:
-                freed += size
-        children[node.parent] -= 1
-        parent = tree.get(node.parent)
-        if parent is not None and not children[parent.id] and not parent.held:
-            heapq.heappush(heap, (-score(now - parent.used, parent.size), parent.id))
+        for file in node.files:
+            users[file.id] = users.get(file.id, file.users) - 1
+            if not users[file.id]:
+                freed += file.size
+        parent = above(node.parent)
+        if parent is not None:
+            children[parent.id] = children.get(parent.id, parent.children) - 1
+            if not children[parent.id]:
+                heapq.heappush(heap, (-score(now - parent.used, parent.size), parent))
     return order if freed >= need else []

@@ -7,9 +7,9 @@ input and output: whoever uses it holds the lock.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from millrace.cache.disk.budget import Candidate
+from millrace.cache.disk.budget import Candidate, File, plan
 from millrace.cache.disk.events import Stored, StoredNode
 from millrace.cache.disk.files import on_disk
 from millrace.cache.disk.records import Blob, Changes, FileRef, Node, Row
@@ -148,8 +148,6 @@ class Catalogue:
         self._changed |= blob.users
         for id in blob.users:
             self.nodes[id].announce = True
-        if not blob.users:
-            self.trash.append(blob)
 
     def replace(self, old: Blob, new: Blob) -> None:
         """Let the users of a file use another one with the same first positions."""
@@ -232,11 +230,10 @@ class Catalogue:
         """There is a change to write, times of use aside."""
         return bool(self._wipe or self._gone or any(self._ready(id) for id in self._changed))
 
-    def candidates(self) -> Iterator[Candidate]:
-        for node in self.nodes.values():
-            held = not (node.row and node.whole) or any(b.readers for b in node.blobs)
-            files = tuple((b.id, on_disk(b.size)) for b in node.blobs)
-            yield Candidate(node.id, node.parent, node.used, node.share, files, held)
+    def victims(self, need: int, spare: int, now: float) -> list[int]:
+        """The nodes to drop for `need` bytes and up to `spare` more, children before parents."""
+        leaves = (self._candidate(n.id) for n in self.nodes.values() if not n.children)
+        return plan((c for c in leaves if c), self._candidate, need, spare, now)
 
     def listed(self) -> list[StoredNode]:
         """All nodes that can be read from disk, parents before children."""
@@ -262,6 +259,17 @@ class Catalogue:
                     )
                 )
         return found
+
+    def _candidate(self, id: int) -> Candidate | None:
+        """The node as eviction sees it; None while it is being written or read."""
+        node = self.nodes.get(id)
+        if node is None or not node.row:
+            return None
+        blobs = node.blobs
+        if any(b.readers or not b.written for b in blobs):
+            return None
+        files = tuple(File(b.id, on_disk(b.size), len(b.users)) for b in blobs)
+        return Candidate(id, node.parent, len(node.children), node.used, node.share, files)
 
     def _attach(self, node: Node) -> None:
         self.nodes[node.id] = node

@@ -23,21 +23,21 @@ Array = npt.NDArray[np.generic]
 SUFFIX = ".safetensors"
 TEMPORARY = ".tmp"
 
-_NAMES = {
-    "bool": "BOOL",
-    "uint8": "U8",
-    "int8": "I8",
-    "uint16": "U16",
-    "int16": "I16",
-    "uint32": "U32",
-    "int32": "I32",
-    "uint64": "U64",
-    "int64": "I64",
-    "float16": "F16",
-    "float32": "F32",
-    "float64": "F64",
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "BOOL": np.dtype("bool"),
+    "U8": np.dtype("uint8"),
+    "I8": np.dtype("int8"),
+    "U16": np.dtype("uint16"),
+    "I16": np.dtype("int16"),
+    "U32": np.dtype("uint32"),
+    "I32": np.dtype("int32"),
+    "U64": np.dtype("uint64"),
+    "I64": np.dtype("int64"),
+    "F16": np.dtype("float16"),
+    "F32": np.dtype("float32"),
+    "F64": np.dtype("float64"),
 }
-_DTYPES = {short: np.dtype(name) for name, short in _NAMES.items()}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _PIECE = 1 << 20
 """Written and checksummed together, while it is in the processor's cache."""
 _BLOCK = 4096
@@ -61,10 +61,10 @@ def head(payload: Payload) -> bytes:
         spans[name] = [offset, offset + array.nbytes]
         offset += array.nbytes
     for name, array in payload.arrays.items():
-        if array.dtype.name not in _NAMES or name == "__metadata__":
+        if array.dtype not in _NAMES or name == "__metadata__":
             raise ValueError(f"the array '{name}' of type {array.dtype} cannot be stored")
         entries[name] = {
-            "dtype": _NAMES[array.dtype.name],
+            "dtype": _NAMES[array.dtype],
             "shape": list(array.shape),
             "data_offsets": spans[name],
         }

@@ -91,10 +91,6 @@ class Node:
         return [b for b in (self.segment, self.checkpoint) if b is not None]
 
     @property
-    def whole(self) -> bool:
-        return all(b.written for b in self.blobs)
-
-    @property
     def share(self) -> int:
         """Its part of the bytes of its files."""
         total = self.checkpoint.size if self.checkpoint else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 
-from millrace.cache.disk import budget, files
+from millrace.cache.disk import files
 from millrace.cache.disk.board import Board
 from millrace.cache.disk.events import Dropped, Trouble
 from millrace.cache.disk.folder import Folder
@@ -32,23 +32,35 @@ class Room:
         self._sync = sync
         kept = {b.id: b.size for n in board.catalogue.nodes.values() for b in n.blobs}
         self._payload = sum(files.on_disk(size) for size in kept.values())
-        self._owed = 0
-        self.begin()
+        self._owed = index.cost(Changes())
+        """Bytes that the index may grow by at the end of this turn."""
+        self._granted = 0
+        """What we may have without asking again in this turn."""
 
     @property
     def bytes(self) -> int:
         """What this model takes of the budget."""
         return self._payload + self._index.bytes + _ACCOUNT
 
-    def begin(self) -> None:
-        """A turn begins, at whose end the index is written once."""
+    def begin(self, batch: list[Blob]) -> None:
+        """A turn begins: these files are written, and at its end the index once."""
+        self._granted = 0
         self._owed = self._index.cost(Changes())
+        with self._board.lock:
+            rows = self._board.catalogue.rows(id for blob in batch for id in blob.users)
+        self._owed += sum(self._index.cost_of_row(row) for row in rows)
+        total = sum(files.on_disk(blob.size) for blob in batch)
+        if len(batch) > 1 and total < self._folder.budget // 4:
+            self.make(total)
 
     def make(self, need: int, *, evict: bool = True) -> bool:
         """Whether `need` bytes may be written, and the rows that come with them."""
+        if need and self.bytes + need + self._owed <= self._granted:
+            return True
         for _ in range(TRIES):
             lack = self._folder.lack(self.bytes, need + self._owed if need else 0)
             if lack <= 0:
+                self._granted = self.bytes + need + self._owed
                 return True
             if not evict or not self.evict(lack):
                 return False
@@ -57,9 +69,8 @@ class Room:
     def evict(self, lack: int) -> bool:
         board = self._board
         with board.lock:
-            victims = budget.plan(
-                board.catalogue.candidates(), lack, self._folder.budget // _SPARE, self._clock()
-            )
+            spare = self._folder.budget // _SPARE
+            victims = board.catalogue.victims(lack, spare, self._clock())
             board.say(Dropped(board.catalogue.drop(victims)))
         board.wake()
         self._owed += self._index.cost_of_gone(len(victims))
@@ -77,9 +88,6 @@ class Room:
         """Write one file; what stood in the way, if there is something new to say about it."""
         payload, need = blob.payload, files.on_disk(blob.size)
         assert payload is not None
-        with self._board.lock:
-            rows = self._board.catalogue.rows(blob.users)
-        self._owed += sum(self._index.cost_of_row(row) for row in rows)
         try:
             if not self.make(need, evict=evict):
                 return Trouble(

@@ -19,10 +19,11 @@ from millrace.cache.disk.room import Room
 
 TICK = 2.0
 """Seconds between looks at what others need, and between writes of times of use."""
+WORTH_CUTTING = 64 << 10
+"""Unused bytes for which a file is written again."""
 
 _BATCH_FILES = 32
 _BATCH_BYTES = 64 << 20
-_WORTH_CUTTING = 64 << 10
 
 
 class Writer:
@@ -82,7 +83,7 @@ class Writer:
         self._folder.settle(self._room.bytes)
 
     def _turn(self, batch: list[Blob], *, due: bool, closing: bool) -> None:
-        self._room.begin()
+        self._room.begin(batch)
         wrote = bool(batch)
         while batch:
             self._write(batch[0])
@@ -118,6 +119,8 @@ class Writer:
                 blob.payload = None
                 dropped = board.catalogue.withdraw(blob)
                 board.say(*([trouble] if trouble else ()), Dropped(dropped))
+            elif not blob.users:
+                board.catalogue.trash.append(blob)
         if not blob.written:
             board.wake()
 
@@ -125,7 +128,7 @@ class Writer:
         """Rewrite files of which only a small first part is still in use."""
         board = self._board
         with board.lock:
-            loose = board.catalogue.take_loose(_WORTH_CUTTING) if board.writable else []
+            loose = board.catalogue.take_loose(WORTH_CUTTING) if board.writable else []
         for old, length in loose:
             try:
                 self._cut(old, length)
@@ -153,3 +156,5 @@ class Writer:
             elif old.users:
                 board.catalogue.replace(old, new)
                 self._recorder.superseded.append(old)
+            else:
+                board.catalogue.trash.append(new)

@@ -1,0 +1,182 @@
+"""Guessing tokens ahead from what the context repeats, and how many of them are worth a try.
+
+Text that quotes, edits or repeats itself goes on as it did before. A guess is a continuation of the
+same last tokens further up; the step then runs the guesses beside the row's last token, and draws at
+every place as it always would. Guesses that the draws confirm are tokens gained, and the answer is the
+one it would have been without. Pure: knows tokens, times and no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+LONG, SHORT = 3, 2
+"""How many last tokens must have stood together before; the longer run is tried first."""
+HOPED = 0.04
+"""What a guessed token is thought to add to a step until it has been seen, in plain steps."""
+_MEMORY = 0.25
+LONGEST_STEP = 2.5
+"""A step with guesses may take this many plain steps, so that streams stay smooth."""
+DISCOURAGED = 0.15
+"""Below this share of confirmed guesses a row rests."""
+REST = 16
+"""Tokens that a row makes without guessing when its guesses fail."""
+
+
+class Lookup:
+    """Where runs of tokens stood last in a growing text."""
+
+    def __init__(self) -> None:
+        self._tokens: list[int] = []
+        self._last: dict[tuple[int, ...], int] = {}
+        """The place after each run of tokens, when it stood there last."""
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Take more text. The end itself is not entered yet: it must be found further up."""
+        begin = len(self._tokens)
+        self._tokens.extend(tokens)
+        for n in (LONG, SHORT):
+            for end in range(max(n, begin), len(self._tokens)):
+                self._last[tuple(self._tokens[end - n : end])] = end
+
+    def guess(self, count: int) -> list[int]:
+        """Up to `count` tokens that followed the last ones before."""
+        for n in (LONG, SHORT):
+            at = self._last.get(tuple(self._tokens[-n:])) if len(self._tokens) >= n else None
+            if at is not None:
+                return self._going_on(at, count)
+        return []
+
+    def _going_on(self, at: int, count: int) -> list[int]:
+        """What stands from `at` on; past the end, what has just been guessed is gone on with."""
+        text = self._tokens
+        guessed: list[int] = []
+        for i in range(at, at + count):
+            guessed.append(text[i] if i < len(text) else guessed[i - len(text)])
+        return guessed
+
+
+class Guesser:
+    """One row's guesses and how they fared."""
+
+    def __init__(self, share: float) -> None:
+        self.lookup = Lookup()
+        self.share = share
+        """How often a guess has been right lately."""
+        self.rest = 0
+
+    def confirmed(self, guessed: int, right: int) -> None:
+        self.share = 1 - (1 - self.share) * (1 - _MEMORY) ** right
+        if right < guessed:
+            # The first wrong guess says nothing of those behind it.
+            self.share *= 1 - _MEMORY
+        if self.share < DISCOURAGED:
+            self.rest = REST
+            self.share = 2 * DISCOURAGED
+
+
+class Guessing(Protocol):
+    """A row of the batch, as far as guessing goes."""
+
+    guesser: Guesser | None
+
+    @property
+    def guessable(self) -> bool: ...
+
+    @property
+    def left(self) -> int:
+        """Tokens that it may still make."""
+
+    def context(self, start: int) -> list[int]:
+        """Its tokens from `start` on, prompt and made."""
+
+
+class Steps(Protocol):
+    def step(self, rows: int) -> float:
+        """How long a plain step with so many rows takes."""
+
+
+class Speculation:
+    """How many tokens ahead a batch guesses."""
+
+    def __init__(self, most: int, steps: Steps) -> None:
+        self._most = most
+        self._steps = steps
+        self._share = 0.6
+        """Of all rows lately; where a new row begins."""
+        self._seconds: dict[int, float] = {}
+        """What steps with so many tokens took, guesses included."""
+
+    def propose(self, rows: Sequence[Guessing]) -> list[list[int]]:
+        """What to try for each row in the next step; nothing at all if it is not worth it."""
+        found = [self._guess(row) for row in rows]
+        shares = [
+            (row.guesser.share, len(guess))
+            for row, guess in zip(rows, found, strict=True)
+            if row.guesser and guess
+        ]
+        width = self.width(shares, len(rows))
+        return [guess[:width] for guess in found] if width else []
+
+    def _guess(self, row: Guessing) -> list[int]:
+        if not row.guessable:
+            return []
+        if row.guesser is None:
+            row.guesser = Guesser(self._share)
+        guesser = row.guesser
+        fresh = row.context(len(guesser.lookup))
+        guesser.lookup.extend(fresh)
+        if guesser.rest > 0:
+            guesser.rest -= len(fresh)
+            return []
+        return guesser.lookup.guess(min(self._most, row.left - 1))
+
+    def confirmed(self, row: Guessing, guessed: int, right: int) -> None:
+        if guessed and row.guesser is not None:
+            row.guesser.confirmed(guessed, right)
+            self.saw_guesses(guessed, right)
+
+    def saw_step(self, tokens: int, seconds: float) -> None:
+        before = self._seconds.get(tokens, seconds)
+        self._seconds[tokens] = before + _MEMORY * (min(seconds, 2 * before) - before)
+
+    def saw_guesses(self, guessed: int, right: int) -> None:
+        tried = min(guessed, right + 1)
+        self._share += 0.02 * tried * (right / tried - self._share)
+
+    def width(self, shares: Sequence[tuple[float, int]], rows: int) -> int:
+        """How many guesses per row are worth it, given each guessing row's share and its guesses."""
+        plain = self._cost(rows, rows)
+        if not plain:
+            return 0
+        best, best_rate = 0, rows / plain
+        gained = 0.0
+        for width in range(1, min(self._most, max((n for _, n in shares), default=0)) + 1):
+            gained += sum(share**width for share, n in shares if n >= width)
+            cost = self._cost(rows * (1 + width), rows)
+            if cost > LONGEST_STEP * plain:
+                break
+            rate = (rows + gained) / cost
+            # A little more must be in it than nothing: a wrong guess also costs the others.
+            if rate > 1.03 * best_rate:
+                best, best_rate = width, rate
+        return best
+
+    def _cost(self, tokens: int, rows: int) -> float:
+        """A step with so many tokens: as seen, or judged from the nearest that were."""
+        plain = self._steps.step(rows)
+        if tokens == rows:
+            return plain
+        if tokens in self._seconds:
+            return self._seconds[tokens]
+        seen = {n: t for n, t in self._seconds.items() if n > rows} | {rows: plain}
+        below = max(n for n in seen if n < tokens)
+        above = min((n for n in seen if n > tokens), default=None)
+        if above is None:
+            return seen[below] + (tokens - below) * HOPED * plain
+        weight = (tokens - below) / (above - below)
+        return seen[below] * (1 - weight) + seen[above] * weight

@@ -1,0 +1,137 @@
+"""Guessing ahead: pure parts by themselves, and the engine with it against the plain loop."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from harness import Bench, greedy_alone
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import VOCAB, build
+
+from millrace.engine.speculation import LONG, SHORT, Guesser, Lookup, Speculation
+from millrace.protocol import Abort, Choice, Sampling, Submit
+
+TEXT = st.lists(st.integers(0, 3), max_size=40)
+
+
+@given(TEXT, TEXT, st.integers(1, 8))
+def test_a_guess_is_what_followed_the_same_tokens_last(
+    first: list[int], rest: list[int], count: int
+) -> None:
+    lookup = Lookup()
+    lookup.extend(first)
+    lookup.extend(rest)
+    text = [*first, *rest]
+    expected: list[int] = []
+    for n in (LONG, SHORT):
+        places = [e for e in range(n, len(text)) if text[e - n : e] == text[-n:]]
+        if places and len(text) >= n:
+            longer = list(text)
+            for i in range(places[-1], places[-1] + count):
+                longer.append(longer[i])
+            expected = longer[len(text) :]
+            break
+    assert lookup.guess(count) == expected
+
+
+class _Linear:
+    def step(self, rows: int) -> float:
+        return 1.0 + 0.1 * rows
+
+
+def test_guesses_that_hold_are_worth_more_tokens() -> None:
+    speculation = Speculation(8, _Linear())
+    assert speculation.width([(0.99, 8)], 1) > speculation.width([(0.6, 8)], 1) >= 1
+    assert speculation.width([(0.02, 8)], 1) == 0
+    assert speculation.width([], 1) == 0
+    # One row's guesses make the step longer for all.
+    assert speculation.width([(0.5, 8)], 16) == 0
+
+
+def test_a_row_whose_guesses_fail_rests() -> None:
+    guesser = Guesser(0.5)
+    for _ in range(20):
+        guesser.confirmed(4, 0)
+        if guesser.rest:
+            return
+    raise AssertionError("it never rests")
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3"])
+def model(request: pytest.FixtureRequest) -> Any:
+    return build(request.param)
+
+
+class _Eager(Speculation):
+    """Guesses whatever it can, right or wrong."""
+
+    def width(self, shares: Any, rows: int) -> int:
+        return max((n for _, n in shares), default=0)
+
+
+def _bench(model: Any, **more: Any) -> Bench:
+    bench = Bench(model, speculate=4, **more)
+    bench.engine._speculation = _Eager(4, bench.engine._pace)
+    return bench
+
+
+def _prompts(count: int) -> list[list[int]]:
+    source = random.Random(3)
+    phrase = [source.randrange(1, VOCAB) for _ in range(5)]
+    return [
+        [*phrase, *(source.randrange(1, VOCAB) for _ in range(i)), *phrase, *phrase[: 1 + i % 4]]
+        for i in range(count)
+    ]
+
+
+def test_greedy_rows_equal_the_plain_loop(model: Any) -> None:
+    bench = _bench(model)
+    prompts = _prompts(6)
+    for i, prompt in enumerate(prompts):
+        bench.put(Submit(f"{i}", prompt, [Choice(0, i)], 40 - i, Sampling(temperature=0.0)), i % 3)
+    bench.engine.turn()
+    bench.drain()
+    for i, prompt in enumerate(prompts):
+        assert bench.made[f"{i}", 0] == greedy_alone(model, prompt, 40 - i)
+        assert bench.finish[f"{i}", 0] == "length"
+
+
+def test_seeds_mean_the_same_with_and_without(model: Any) -> None:
+    hot = Sampling(temperature=0.7, top_k=8)
+    submits = [Submit(f"{i}", p, [Choice(0, i)], 30, hot) for i, p in enumerate(_prompts(4))]
+    assert _bench(model).run(submits) == Bench(model).run(submits)
+
+
+def test_rows_that_cannot_guess_sit_beside_those_that_do(model: Any) -> None:
+    plain, scored = Sampling(temperature=0.0), Sampling(temperature=0.0, repetition_penalty=1.2)
+    submits = [
+        Submit(f"{i}", p, [Choice(0, i)], 25, scored if i % 2 else plain, logprobs=i % 3 or None)
+        for i, p in enumerate(_prompts(5))
+    ]
+    with_guesses, without = _bench(model), Bench(model)
+    assert with_guesses.run(submits) == without.run(submits)
+    for key, scores in without.logprobs.items():
+        told = [s.logprob for s in with_guesses.logprobs[key]]
+        assert told == pytest.approx([s.logprob for s in scores], abs=1e-4)
+
+
+def test_stops_and_aborts_in_the_middle_of_guesses(model: Any) -> None:
+    prompt = _prompts(2)[1]
+    whole = greedy_alone(model, prompt, 30)
+    bench = _bench(model, cache=1 << 26)
+    bench.put(Submit("other", prompt, [Choice(0, 1)], 30, Sampling(temperature=0.0)), 3)
+    bench.put(Submit("gone", prompt, [Choice(0, 1)], 30, Sampling(temperature=0.0)), 3)
+    bench.put(Abort("gone"))
+    stop = whole[10]
+    ends = Submit("stops", prompt, [Choice(0, 1)], 30, Sampling(temperature=0.0), stop_ids=[stop])
+    bench.run([ends])
+    assert bench.made["other", 0] == whole
+    assert bench.made["stops", 0] == whole[: whole.index(stop) + 1]
+    assert bench.finish["stops", 0] == "stop"
+    again = Submit("again", [*prompt, *whole], [Choice(0, 1)], 5, Sampling(temperature=0.0))
+    bench.run([again])
+    assert bench.made["again", 0] == greedy_alone(model, [*prompt, *whole], 5)
+    assert bench.found["again"].cached >= len(prompt) + 28
