@@ -9,7 +9,7 @@ comma   := ,
 BIN      = $(VENV)/bin
 STAMP    = $(VENV)/.installed-$(BACKEND)
 
-.PHONY: help setup serve test lint unit test-heavy bench-core clean
+.PHONY: help setup serve test lint unit test-heavy test-agents bench-core clean
 
 help:  ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -40,6 +40,9 @@ unit: setup  ## The tests; ARGS="-k name" passes through
 
 test-heavy: setup  ## The long versions of the structured-output and tool tests
 	@MILLRACE_HEAVY=1 $(BIN)/python -m pytest tests/api/test_structured.py tests/api/test_tools.py --timeout 3000 $(ARGS)
+
+test-agents: setup  ## Real coding agents, from the npm registry, as clients
+	@MILLRACE_AGENTS=1 $(BIN)/python -m pytest tests/agents -rs --timeout 900 $(ARGS)
 
 bench-core: setup  ## Our server against raw mlx-lm and mlx_lm.server, one table
 	@$(BIN)/python benchmarks/core.py $(ARGS)

@@ -5,13 +5,15 @@ Protocols map these to their own wire shapes, each in one table; nothing here kn
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 
 class MillraceError(Exception):
     """Base of all errors that are meant for a user's eyes."""
 
     code = "internal_error"
     status = 500
-    details: dict[str, object] | None = None
+    details: ClassVar[dict[str, object] | None] = None
     """What a client's program acts on, in the terms of the one protocol that knows the error."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:

@@ -132,6 +132,8 @@ class Ready(msgspec.Struct, tag="ready"):
     weight_bytes: int
     kv_budget: int
     kv_bytes_per_token: int
+    checkpoints: bool = False
+    """Some of the model's state is kept at borders only, so that it helps to be told of them."""
 
 
 class TokenLogprob(msgspec.Struct, array_like=True):

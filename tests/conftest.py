@@ -29,6 +29,8 @@ class Server:
     """A `millrace serve` process and how to reach it."""
 
     def __init__(self, *args: str, env: dict[str, str] | None = None) -> None:
+        if "--cache-disk" not in args:
+            args = (*args, "--cache-disk", "0")  # what one test leaves on disk, no other finds
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         # A file, not a pipe: nobody reads along, and a full pipe would stop the server.

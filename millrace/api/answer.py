@@ -42,11 +42,12 @@ class EventStream(StreamingResponse):
         close: Callable[[], None],
         on_error: Callable[[MillraceError], bytes],
         headers: Mapping[str, str] | None = None,
+        media_type: str = "text/event-stream",
     ) -> None:
         self._close = close
         super().__init__(
             _guard(chunks, on_error),
-            media_type="text/event-stream",
+            media_type=media_type,
             headers={"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})},
         )
 

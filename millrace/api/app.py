@@ -7,19 +7,41 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from millrace.api import errors
+from millrace.api import errors, gate
+from millrace.api.admin import cache
 from millrace.api.admin import routes as admin
+from millrace.api.anthropic import routes as anthropic
 from millrace.api.context import Context
+from millrace.api.generate import routes as generate
+from millrace.api.ollama import routes as ollama
 from millrace.api.openai import chat, completions, models
+from millrace.api.openapi import routes as openapi
+from millrace.api.responses import conversations, create, stored
+from millrace.api.stripped import StrippedHeader
 from millrace.errors import BadRequest, MillraceError, NotFound, RequestFailed
-from millrace.version import __version__
 
 
 def create_app(context: Context) -> FastAPI:
-    app = FastAPI(title="millrace", version=__version__)
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     app.state.context = context
-    for module in (chat, completions, models, admin):
+    for module in (
+        chat,
+        completions,
+        models,
+        anthropic,
+        create,
+        stored,
+        conversations,
+        generate,
+        ollama,
+        admin,
+        cache,
+        openapi,
+    ):
         app.include_router(module.router)
+    if context.config.engine.strip_volatile:
+        app.add_middleware(StrippedHeader)
+    gate.install(app, context.config, context.metrics)
     app.add_exception_handler(MillraceError, errors.respond)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _unexpected)

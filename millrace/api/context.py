@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 import secrets
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
+from millrace.api.responses.jobs import Jobs
+from millrace.api.responses.store import Store
 from millrace.config import ServeConfig
 from millrace.errors import BadRequest
 from millrace.serving.metrics import Metrics
 from millrace.serving.registry import Registry
+from millrace.serving.warming import Line
 
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
@@ -21,6 +25,12 @@ class Context:
     registry: Registry
     config: ServeConfig
     metrics: Metrics
+    store: Store = field(default_factory=Store)
+    """Responses and conversations that are kept."""
+    jobs: Jobs = field(default_factory=Jobs)
+    """Responses that are made in the background."""
+    warm: Sequence[Line] = ()
+    """Prompts that are run at the start."""
 
 
 def context_of(request: Request) -> Context:
@@ -33,11 +43,15 @@ def request_id(request: Request, prefix: str) -> str:
     chosen = request.headers.get("x-request-id")
     if chosen is None:
         return f"{prefix}{secrets.token_hex(12)}"
+    return checked_id(request, chosen, "x-request-id")
+
+
+def checked_id(request: Request, chosen: str, param: str) -> str:
+    """An id that a client chose: fit to be written in a path, and not in use."""
     if not _ID.fullmatch(chosen):
         raise BadRequest(
-            "x-request-id must be 1 to 128 letters, digits, '-', '_', '.' or ':'.",
-            param="x-request-id",
+            f"{param} must be 1 to 128 letters, digits, '-', '_', '.' or ':'.", param=param
         )
     if any(m.client.knows(chosen) for m in context_of(request).registry.all()):
-        raise BadRequest(f"A request with the id '{chosen}' is running.", param="x-request-id")
+        raise BadRequest(f"A request with the id '{chosen}' is running.", param=param)
     return chosen

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from millrace.api.context import context_of
-from millrace.errors import MillraceError, Overloaded
+from millrace.errors import ContextLengthExceeded, MillraceError, Overloaded, Unauthorized
 
 _OPENAI_TYPES = {
     401: "authentication_error",
@@ -53,7 +53,16 @@ def openai_error(error: MillraceError) -> dict[str, Any]:
 
 def anthropic_error(error: MillraceError) -> dict[str, Any]:
     kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
+    message = error.message
+    if isinstance(error, ContextLengthExceeded):
+        # Agents know by these words that they must shorten the conversation.
+        message = (
+            f"prompt is too long: {error.prompt_tokens} tokens > {error.window} maximum. {message}"
+        )
+    told: dict[str, Any] = {"type": kind, "message": message}
+    if error.details is not None:
+        told["details"] = error.details
+    return {"type": "error", "error": told}
 
 
 def ollama_error(error: MillraceError) -> dict[str, Any]:
@@ -75,11 +84,13 @@ async def respond(request: Request, error: Exception) -> Response:
     route = request.scope.get("route")
     if route is not None and error.status not in _COUNTED_BY_THE_CLIENT:
         context_of(request).metrics.refused(route.path, error.code)
-    headers = {}
+    headers: dict[str, str] = {}
     if chosen := request.headers.get("x-request-id"):
-        headers["x-request-id"] = chosen
+        headers |= {"x-request-id": chosen, "request-id": chosen}
     if isinstance(error, Overloaded):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
+    if isinstance(error, Unauthorized):
+        headers["www-authenticate"] = 'Bearer realm="millrace"'
     return Response(
         msgspec.json.encode(shape_of(request.url.path)(error)),
         status_code=error.status,

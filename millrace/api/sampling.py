@@ -10,6 +10,8 @@ from millrace.protocol import Sampling
 from millrace.serving.model import ServedModel
 
 _SEED_BITS = (1 << 63) - 1
+_LONGEST = 2000
+"""Characters of a header that names what was ignored."""
 
 
 def sampling_of(
@@ -40,5 +42,12 @@ def _bias(wire: Mapping[str, float], size: int) -> dict[int, float]:
 
 
 def ignored_header(names: list[str]) -> dict[str, str]:
-    """What was left out of the request, said in the response."""
-    return {"x-millrace-ignored": ", ".join(names)} if names else {}
+    """What was left out of the request, said in the response.
+
+    Names may be the client's own, so they are made fit for a header.
+    """
+    if not names:
+        return {}
+    plain = (n.encode("unicode_escape").decode("ascii") for n in dict.fromkeys(names))
+    text = ", ".join(plain)
+    return {"x-millrace-ignored": text if len(text) <= _LONGEST else text[:_LONGEST] + "..."}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -18,6 +19,9 @@ from millrace.api.app import create_app
 from millrace.api.context import Context
 from millrace.errors import EngineUnavailable
 from millrace.serving.registry import Registry
+from millrace.serving.warming import warm_up
+
+log = logging.getLogger("millrace.api")
 
 
 class _Uvicorn(uvicorn.Server):
@@ -47,21 +51,25 @@ async def serve(
     drain = _Drain(server, context.registry, config.drain_timeout)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, drain.begin)
-    watch = asyncio.create_task(_watch(context.registry, server, on_listening))
+    watch = asyncio.create_task(_watch(context, server, on_listening))
     try:
         await server.serve(sockets=[listener])
         if watch.done() and watch.exception():
             await watch
     finally:
         watch.cancel()
+        await context.jobs.finished(config.drain_timeout)
         await asyncio.gather(*(m.client.stop() for m in context.registry.all()))
+        await context.jobs.finished(1.0)
 
 
-async def _watch(registry: Registry, server: uvicorn.Server, on_ready: Callable[[], None]) -> None:
+async def _watch(context: Context, server: uvicorn.Server, on_ready: Callable[[], None]) -> None:
     try:
-        for model in registry.all():
+        for model in context.registry.all():
             await model.client.settled()
         on_ready()
+        for model in context.registry.all():
+            await warm_up(model, context.warm, log.info)
     except BaseException:
         server.should_exit = True
         raise

@@ -50,7 +50,9 @@ def chat(
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="The most tokens in an answer.")
     ] = None,
-    api_key: Annotated[str | None, typer.Option(help="Sent as a bearer token.")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="MILLRACE_API_KEY", help="Sent as a bearer token.")
+    ] = None,
 ) -> None:
     """Talk to a model in the terminal."""
     import signal
@@ -104,6 +106,8 @@ def _own_server(model: str | None) -> Iterator[Server]:
         # A session of its own: Ctrl-C in this terminal is for the answer, not for the server.
         child = subprocess.Popen(
             [*command, "--port", str(port)],
+            # A key in the environment is meant for a server that others can reach.
+            env={k: v for k, v in os.environ.items() if k != "MILLRACE_API_KEY"},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

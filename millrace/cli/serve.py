@@ -6,7 +6,7 @@ from typing import Annotated, get_args
 
 import typer
 
-from millrace.config import EngineConfig, LogFormat, ServeConfig, Weights
+from millrace.config import EngineConfig, Isolation, LogFormat, ServeConfig, Weights
 
 
 def serve(
@@ -21,6 +21,34 @@ def serve(
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
     name: Annotated[
         str | None, typer.Option(help="Name to serve the model under; its own if left out.")
+    ] = None,
+    alias: Annotated[
+        list[str] | None, typer.Option(help="A further name of the model; may be repeated.")
+    ] = None,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="MILLRACE_API_KEY",
+            help="A key that requests must bring; may be repeated. Without any, all are let in.",
+        ),
+    ] = None,
+    api_key_file: Annotated[
+        str | None,
+        typer.Option(help="A file of such keys, one a line: KEY or NAME:KEY, # for comments."),
+    ] = None,
+    rate_requests: Annotated[
+        int | None,
+        typer.Option(help="Requests per minute for each key, or each address without keys."),
+    ] = None,
+    rate_tokens: Annotated[
+        int | None, typer.Option(help="Tokens per minute, prompt and answer, in the same way.")
+    ] = None,
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A web site whose pages may use this server, like https://example.org, or *; "
+            "may be repeated."
+        ),
     ] = None,
     context: Annotated[
         int | None,
@@ -60,6 +88,57 @@ def serve(
             "512 on a CPU and 2048 on a GPU if not given."
         ),
     ] = None,
+    cache: Annotated[
+        bool, typer.Option(help="Keep the state of prompts and answers for later requests.")
+    ] = True,
+    cache_memory: Annotated[
+        str | None,
+        typer.Option(help="Memory for that state, like 4G; a share of the device's if not given."),
+    ] = None,
+    cache_disk: Annotated[
+        str | None,
+        typer.Option(
+            help="Disk for that state, like 16G, or 0 for none; 16G or a tenth of the free space "
+            "if not given, whichever is less."
+        ),
+    ] = None,
+    cache_dir: Annotated[
+        str | None,
+        typer.Option(help="Where it is kept on disk; in millrace's own folder if not given."),
+    ] = None,
+    cache_quant: Annotated[
+        bool, typer.Option(help="Keep that state in 8 bits: half the room, slightly inexact.")
+    ] = False,
+    cache_isolation: Annotated[
+        str, typer.Option(help="key: holders of different API keys share no state; or none.")
+    ] = "none",
+    checkpoint_every: Annotated[
+        int, typer.Option(help="Tokens between checkpoints of state that cannot be cut.")
+    ] = 1024,
+    warm: Annotated[
+        str | None,
+        typer.Option(
+            help='A file of prompts to run at the start, one a line: {"prompt": ...} or '
+            '{"messages": [...], "tools": [...]}.'
+        ),
+    ] = None,
+    strip_volatile: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Leave lines with this pattern out of system messages, or auto for dates, times "
+            "and token counters; may be repeated."
+        ),
+    ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            help="File for stored responses and conversations, or none to store nothing; "
+            "responses.sqlite in millrace's own folder if not given."
+        ),
+    ] = None,
+    store_days: Annotated[
+        int, typer.Option(help="Days that a stored response is kept after its last use.")
+    ] = 30,
     max_body: Annotated[int, typer.Option(help="Largest request body in bytes.")] = 32 << 20,
     keep_alive: Annotated[
         float, typer.Option(help="Seconds of silence after which a stream gets a comment line.")
@@ -85,13 +164,15 @@ def serve(
     import asyncio
 
     from millrace import logs
+    from millrace.api.keys import gather
     from millrace.cli.progress import reporter
-    from millrace.cli.values import bytes_of, one_of
+    from millrace.cli.values import bytes_of, disk_of, one_of
     from millrace.models.resolve import resolve
 
     log_level = one_of("--log-level", log_level, ("debug", "info", "warning", "error"))
     form: LogFormat = one_of("--log-format", log_format, get_args(LogFormat))
     logs.setup(log_level, form)
+    keys = gather(api_key or [], api_key_file)
     with reporter() as progress:
         found = resolve(model, progress=progress)
     config = ServeConfig(
@@ -104,6 +185,13 @@ def serve(
             prefill_chunk=prefill_chunk,
             max_stall=max_stall,
             kv_memory=bytes_of("--kv-memory", kv_memory),
+            cache=cache,
+            cache_memory=bytes_of("--cache-memory", cache_memory),
+            cache_disk=disk_of("--cache-disk", cache_disk, cache_dir) if cache else 0,
+            cache_dir=cache_dir,
+            cache_quant=cache_quant,
+            checkpoint_every=checkpoint_every,
+            strip_volatile=tuple(strip_volatile or ()),
             log_level=log_level,
             log_format=form,
             trust_remote_code=trust_remote_code,
@@ -116,17 +204,33 @@ def serve(
         keep_alive=keep_alive,
         drain_timeout=drain_timeout,
         max_queue=max_queue,
+        store=store,
+        store_days=store_days,
+        aliases=tuple(alias or ()),
+        api_keys=keys,
+        rate_requests=rate_requests,
+        rate_tokens=rate_tokens,
+        cors_origins=tuple(cors_origin or ()),
+        cache_isolation=one_of("--cache-isolation", cache_isolation, get_args(Isolation)),
+        warm=warm,
     )
     asyncio.run(_serve(config))
 
 
 async def _serve(config: ServeConfig) -> None:
+    from millrace.api.responses.store import open_store
     from millrace.serving.listening import bind
     from millrace.serving.metrics import Metrics
     from millrace.serving.opening import Workplace, open_model
+    from millrace.serving.warming import read_file
+    from millrace.text.volatile import Volatile
 
+    # What is wrong with these is said before anything costly starts.
+    Volatile(config.engine.strip_volatile)
+    lines = read_file(config.warm) if config.warm else []
     listener = bind(config.host, config.port)
     workplace = Workplace()
+    store = open_store(config.store, config.store_days)
     try:
         metrics = Metrics()
         model = await open_model(
@@ -141,32 +245,57 @@ async def _serve(config: ServeConfig) -> None:
         from millrace.api.server import serve
         from millrace.serving.registry import Registry
 
-        registry = Registry([model], {config.engine.model: model.name})
-        context = Context(registry, config, metrics)
+        names = dict.fromkeys((config.engine.model, *config.aliases), model.name)
+        registry = Registry([model], names)
+        context = Context(registry, config, metrics, store, warm=lines)
         address = listener.getsockname()
-        await serve(context, listener, lambda: _welcome(model.name, address))
+        warning = _exposed(address[0], config)
+        await serve(context, listener, lambda: _welcome(model.name, address, config, warning))
     finally:
+        store.close()
         listener.close()
         workplace.remove()
 
 
-def _welcome(name: str, address: tuple[str, int]) -> None:
+def _exposed(address: str, config: ServeConfig) -> str | None:
+    """What to say of a server that anybody who reaches it may use."""
+    import logging
+
+    from millrace.api.keys import is_exposed
+
+    if not is_exposed(address, config.api_keys):
+        return None
+    text = (
+        f"listening on {address} without an API key: everybody who can reach this machine can "
+        "use the model. Set a key with --api-key-file or MILLRACE_API_KEY."
+    )
+    logging.getLogger("millrace.api").warning(text)
+    return text
+
+
+def _welcome(
+    name: str, address: tuple[str, int], config: ServeConfig, warning: str | None
+) -> None:
     from rich.console import Console
 
     host, port = address[:2]
     base = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     out = Console(highlight=False)
     out.print(f"\n[bold green]millrace[/] serves [bold]{name}[/] at [bold]{base}[/]\n")
+    if warning:
+        out.print(f"[bold red]Warning:[/] {warning}\n", soft_wrap=True)
+    key = " -H 'authorization: Bearer KEY'" if config.api_keys else ""
     out.print("Try next:")
     out.print(
-        f"  curl {base}/v1/chat/completions -H 'content-type: application/json' \\\n"
+        f"  curl {base}/v1/chat/completions -H 'content-type: application/json'{key} \\\n"
         f'    -d \'{{"messages": [{{"role": "user", '
         f'"content": "What is the capital of France?"}}]}}\'',
         markup=False,
         soft_wrap=True,
     )
-    out.print(f"  millrace chat --url {base}", markup=False)
-    out.print(f"  {base}/v1/status\n", markup=False)
+    option = " --api-key KEY" if config.api_keys else ""
+    out.print(f"  millrace chat --url {base}{option}", markup=False)
+    out.print(f"  {base}/docs\n", markup=False)
 
 
 def register(app: typer.Typer) -> None:

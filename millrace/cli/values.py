@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from millrace.config import home
 from millrace.errors import SetupError
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
@@ -20,6 +23,23 @@ def bytes_of(option: str, text: str | None) -> int | None:
     if match is None:
         raise SetupError(f"{option} {text} is not a size; write it like 8G or 512M.")
     return int(float(match[1]) * (1 << _POWERS[match[2].lower()]))
+
+
+_MOST_DISK = 16 << 30
+
+
+def disk_of(option: str, text: str | None, folder: str | None) -> int:
+    """Bytes of disk for the prefix cache: as asked, else a part of what is free."""
+    asked = bytes_of(option, text)
+    if asked is not None:
+        return asked
+    path = Path(folder).expanduser() if folder else home()
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    try:
+        return min(_MOST_DISK, shutil.disk_usage(path).free // 10)
+    except OSError:
+        return 0
 
 
 def one_of(option: str, value: str, words: Sequence[str]) -> Any:

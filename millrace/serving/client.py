@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -26,6 +27,8 @@ from millrace.errors import (
 from millrace.protocol import (
     Abort,
     AbortChoice,
+    CacheQuery,
+    CacheReport,
     Failed,
     FromEngine,
     Loading,
@@ -43,6 +46,10 @@ log = logging.getLogger("millrace.serving")
 DEATHS_PER_REQUEST = 3
 STARTS_IN_A_ROW = 5
 LONGEST_PAUSE = 10.0
+QUERY_PATIENCE = 30.0
+"""Seconds that the engine may take to answer a question: it does so between two steps."""
+CLOSING_PATIENCE = 15.0
+"""Seconds that it may take to end: it writes to disk what is only in memory."""
 
 
 class State(enum.StrEnum):
@@ -69,6 +76,8 @@ class EngineClient:
         self._connection: Connection | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._settled = asyncio.Event()
+        self._queries: dict[str, asyncio.Future[CacheReport]] = {}
+        self._query_ids = map(str, itertools.count())
         self.live: dict[str, Live] = {}
         self.state = State.STARTING
         self.ready: Ready | None = None
@@ -91,8 +100,9 @@ class EngineClient:
         if self.failure:
             raise self.failure
 
-    async def stop(self, grace: float = 5.0) -> None:
+    async def stop(self, grace: float = CLOSING_PATIENCE) -> None:
         self.state = State.STOPPED
+        self._drop_queries()
         self.fail_all(EngineUnavailable("The server is shutting down."))
         if self._keeper:
             self._keeper.cancel()
@@ -139,9 +149,32 @@ class EngineClient:
             self._end(live, "cancelled", Cancelled("The request was cancelled."))
         return bool(found)
 
+    async def cache(self, *, clear: bool = False) -> CacheReport:
+        """What the engine's prefix cache holds, after dropping it all if `clear` says so."""
+        if self.state is not State.READY or self._connection is None:
+            raise self.failure or EngineUnavailable(
+                f"The engine is {self.state.value}; ask again when it is ready."
+            )
+        id = next(self._query_ids)
+        answer: asyncio.Future[CacheReport] = asyncio.get_running_loop().create_future()
+        self._queries[id] = answer
+        self._connection.send(CacheQuery(id, clear))
+        try:
+            async with asyncio.timeout(QUERY_PATIENCE):
+                return await answer
+        except TimeoutError:
+            raise EngineUnavailable("The engine is too busy to answer; ask again later.") from None
+        finally:
+            del self._queries[id]
+
     def fail_all(self, error: MillraceError) -> None:
         for live in list(self.live.values()):
             self._end(live, "error", error)
+
+    def _drop_queries(self) -> None:
+        for answer in self._queries.values():
+            if not answer.done():
+                answer.set_exception(EngineUnavailable("The engine ended before it answered."))
 
     def _expire(self, live: Live, timeout: float) -> None:
         if self.live.get(live.id) is live:
@@ -217,12 +250,14 @@ class EngineClient:
 
     def _give_up(self, failure: MillraceError) -> None:
         self.state = State.FAILED
+        self._drop_queries()
         self.fail_all(failure)
         self._settled.set()
 
     def _bury(self, gone: EngineGone) -> None:
         """An engine has died: say so, and decide who goes on."""
         self.state = State.RESTARTING
+        self._drop_queries()
         self.restarts += 1
         self._metrics.restarted()
         log.error(
@@ -251,6 +286,10 @@ class EngineClient:
                 self._hand_over()
             case Loading(stage=stage):
                 self.stage = stage
+            case CacheReport(id=id):
+                self._metrics.cache(message.memory.bytes, message.disk.bytes if message.disk else 0)
+                if (answer := self._queries.get(id)) and not answer.done():
+                    answer.set_result(message)
             case Failed(code=code, message=text, id=None):
                 self.failure = ModelError(text) if code == "model_error" else from_code(code, text)
             case Failed(code=code, message=text, id=str(id)):
@@ -287,6 +326,7 @@ def _summary(live: Live, seconds: float) -> dict[str, Any]:
         "outcome": live.outcome,
         "prompt_tokens": len(live.submit.prompt),
         "cached_tokens": live.cached,
+        "cache_hit": live.hit,
         "made_tokens": live.tokens_made,
         "ttft": round(first - live.arrived, 3) if first else None,
         "seconds": round(seconds, 3),

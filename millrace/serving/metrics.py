@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from millrace.protocol import Step
+from millrace.protocol import HitKind, Step
 from millrace.serving.live import Live
 
 _FINE = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -19,8 +21,8 @@ class Metrics:
         def counter(name: str, text: str, labels: list[str] = by_model) -> Counter:
             return Counter(f"millrace_{name}", text, labels, registry=self.registry)
 
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"millrace_{name}", text, by_model, registry=self.registry)
+        def gauge(name: str, text: str, labels: list[str] = by_model) -> Gauge:
+            return Gauge(f"millrace_{name}", text, labels, registry=self.registry)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(
@@ -32,12 +34,16 @@ class Metrics:
         )
         self.prompt = counter("prompt_tokens", "Tokens of prompts received")
         self.cached = counter("cached_tokens", "Prompt tokens whose state was reused")
+        self.hits = counter(
+            "cache_hits", "Requests by what the prefix cache had for them", ["model", "kind"]
+        )
         self.prefilled = counter("prefilled_tokens", "Prompt tokens that were really run")
         self.generated = counter("generated_tokens", "Tokens made")
         self.restarts = counter("engine_restarts", "Engines that died and were started again")
         self.running = gauge("running", "Rows in the batch")
         self.queued = gauge("queued", "Requests that have no token yet")
         self.kv_bytes = gauge("kv_bytes", "Bytes of key-value state held by the engine")
+        self.cache_bytes = gauge("cache_bytes", "Bytes held by the prefix cache", ["model", "tier"])
         self.ttft = histogram("time_to_first_token_seconds", "Arrival to first token", _COARSE)
         self.gap = histogram("inter_token_seconds", "Time between tokens of a row", _FINE)
         self.e2e = histogram("request_seconds", "Arrival to end", _COARSE)
@@ -65,6 +71,9 @@ class ModelMetrics:
         self._generated = all.generated.labels(model)
         self._running = all.running.labels(model)
         self._kv_bytes = all.kv_bytes.labels(model)
+        self._tiers = [all.cache_bytes.labels(model, tier) for tier in ("memory", "disk")]
+        for kind in get_args(HitKind):
+            all.hits.labels(model, kind)
         for seldom in (all.prompt, all.cached, all.prefilled, all.restarts, all.queued):
             seldom.labels(model)  # a series that is there from the start, at 0
         for timed in (all.ttft, all.e2e):
@@ -85,6 +94,12 @@ class ModelMetrics:
             self._step.observe(step.seconds)
         self._running.set(step.running)
         self._kv_bytes.set(step.kv_bytes)
+        self.cache(step.cache_bytes, step.cache_disk_bytes)
+
+    def cache(self, *bytes: int) -> None:
+        """What the prefix cache holds in memory and on disk."""
+        for tier, held in zip(self._tiers, bytes, strict=True):
+            tier.set(held)
 
     def prefilled(self, tokens: int) -> None:
         self._all.prefilled.labels(self._model).inc(tokens)
@@ -93,6 +108,7 @@ class ModelMetrics:
         assert live.first_token is not None
         self._all.ttft.labels(self._model).observe(live.first_token - live.arrived)
         self._all.cached.labels(self._model).inc(live.cached)
+        self._all.hits.labels(self._model, live.hit).inc()
         # The prompt's last token is run by the batch step that draws the first new one.
         self.prefilled(1)
 

@@ -15,6 +15,7 @@ from millrace.protocol import Choice, LazyGrammar, PromptLogprobs, RowTokens, Su
 from millrace.serving.client import EngineClient
 from millrace.serving.live import Live, Phase
 from millrace.serving.request import Request
+from millrace.text.borders import borders
 from millrace.text.deltas import Delta, Event, Idle, PromptScores, Usage
 from millrace.text.dialect import Conversation, Dialect
 from millrace.text.fim import Infill, infill_of
@@ -57,16 +58,25 @@ class ServedModel:
         Renders and tokenises, which takes a while for a long one: not for the event loop.
         """
         text = self.dialect.render(chat)
+        prompt, ends = self.tokenizer.encode_placed(text)
         lazy = self.dialect.strict(chat) if entry is None else None
         return Request(
             id=id,
-            prompt=self.tokenizer.encode(text),
+            prompt=prompt,
             chat=chat,
             prompt_text=text,
             grammar=self.dialect.grammar(chat, entry, text),
             lazy_grammar=LazyGrammar(list(lazy.triggers), lazy.grammar) if lazy else None,
             thinking=self.dialect.limit(chat, text),
+            borders=borders(self.dialect, chat, text, ends) if self._has_borders else [],
+            stripped=self.dialect.stripped(chat),
         )
+
+    @property
+    def _has_borders(self) -> bool:
+        """Whether the engine has a use for them; one that is not up yet may have."""
+        ready = self.client.ready
+        return ready is None or ready.checkpoints
 
     def text_prompt(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, special=True)

@@ -17,6 +17,7 @@ from millrace.serving.metrics import Metrics
 from millrace.serving.model import ServedModel
 from millrace.text.dialect import Dialect
 from millrace.text.tokenizer import Tokenizer
+from millrace.text.volatile import Volatile
 
 
 class Workplace:
@@ -52,5 +53,6 @@ async def open_model(
     client = EngineClient(launch, admission, metrics.of(config.name), idle=idle)
     await client.start()
     tokenizer = Tokenizer(Path(config.model))
-    dialect = Dialect(tokenizer, config.tool_format, config.reasoning_format)
+    volatile = Volatile(config.strip_volatile)
+    dialect = Dialect(tokenizer, config.tool_format, config.reasoning_format, volatile)
     return ServedModel(config.name, tokenizer, dialect, client, window)

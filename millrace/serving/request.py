@@ -42,3 +42,5 @@ class Request(msgspec.Struct, kw_only=True):
     """Requests share cached state only with those of the same salt."""
     borders: list[int] = []
     """Lengths of the prompt at which a message ends."""
+    stripped: int = 0
+    """Lines of the conversation that were left out of the prompt."""

@@ -32,6 +32,7 @@ from millrace.text.grammar.lark import Entry
 from millrace.text.messages import cut, open_ended, prepare
 from millrace.text.template import ChatTemplate
 from millrace.text.tokenizer import Tokenizer
+from millrace.text.volatile import Volatile
 
 ToolChoice = Literal["none", "auto", "required"]
 
@@ -77,8 +78,10 @@ class Dialect:
         tokenizer: Tokenizer,
         tool_format: str | None = None,
         reasoning_format: str | None = None,
+        volatile: Volatile | None = None,
     ) -> None:
         self._tokenizer = tokenizer
+        self._volatile = volatile or Volatile()
         self._tool_format = tool_format
         self._reasoning_format = reasoning_format
         self._lock = threading.Lock()
@@ -131,7 +134,7 @@ class Dialect:
     def render(self, chat: Conversation) -> str:
         """The prompt's text."""
         tools = chat.tools if chat.tool_choice != "none" else []
-        messages = self._without_thinking(chat)
+        messages, _ = self._volatile.strip(self._without_thinking(chat))
         ready = prepare(messages, tools, self.style, self.format)
         arguments = (
             ready.arguments
@@ -145,6 +148,10 @@ class Dialect:
             **arguments,
         )
         return cut(text) if chat.continue_final else text
+
+    def stripped(self, chat: Conversation) -> int:
+        """How many lines of the conversation are left out of its prompt."""
+        return self._volatile.strip(chat.messages)[1]
 
     def _without_thinking(self, chat: Conversation) -> Sequence[Mapping[str, Any]]:
         """Some templates know no switch but a word in the system message."""

@@ -30,6 +30,11 @@ class Tokenizer:
         """Token ids; `special` adds what the tokenizer puts around a raw text (a BOS, say)."""
         return list(self._fast.encode(text, add_special_tokens=special).ids)
 
+    def encode_placed(self, text: str) -> tuple[list[int], list[int]]:
+        """Token ids as `encode` gives them, and the character at which each of them ends."""
+        encoded = self._fast.encode(text, add_special_tokens=False)
+        return list(encoded.ids), [end for _, end in encoded.offsets]
+
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         return str(self._fast.decode(list(ids), skip_special_tokens=skip_special))
 

@@ -6,9 +6,9 @@ import random
 from typing import Any
 
 import pytest
+from engine.harness import Bench, greedy_alone
 from tiny import SHAPES, VOCAB, build
 
-from engine.harness import Bench, greedy_alone
 from millrace.cache.state import Layout
 from millrace.engine.memory import Budget
 from millrace.protocol import Abort, Choice, Sampling, Submit

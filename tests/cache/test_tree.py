@@ -73,7 +73,7 @@ class TreeAgainstDictionary(RuleBasedStateMachine):
         tokens = text[1] + more
         found = self.tree.match(salt, tokens)
         best = max(
-            (n for n in range(len(tokens) + 1) if not n or (salt, tuple(tokens[:n])) in self.known)
+            n for n in range(len(tokens) + 1) if not n or (salt, tuple(tokens[:n])) in self.known
         )
         assert found.length == best
         states = [s for n in found.nodes for s in self._run(n).states][:best]

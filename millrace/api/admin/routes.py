@@ -1,4 +1,4 @@
-"""GET /health and GET /v1/status."""
+"""The server about itself: GET /, /health, /metrics and /v1/status, and cancelling requests."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from millrace.api.admin.answers import Cancellation, Health, Root, Status
 from millrace.api.answer import as_json
 from millrace.api.context import context_of
+from millrace.api.openapi.describe import describe
 from millrace.errors import NotFound
 from millrace.serving.client import State
 from millrace.serving.live import Live
@@ -20,7 +22,16 @@ from millrace.version import __version__
 router = APIRouter()
 
 
+@router.api_route("/", methods=["GET", "HEAD"])
+@describe("server", "Whether anybody is there", answer=Root)
+async def root() -> Response:
+    """Some clients ask this first, to see whether anybody is there."""
+    links = {"docs": "/docs", "models": "/v1/models"}
+    return as_json({"name": "millrace", "version": __version__, "links": links})
+
+
 @router.get("/health")
+@describe("server", "Whether the models are ready", answer=Health, alike=(503,))
 async def health(http: HttpRequest) -> Response:
     models = context_of(http).registry.all()
     states = {m.name: m.client.state.value for m in models}
@@ -38,6 +49,7 @@ _WORST_FIRST = (State.FAILED, State.STOPPED, State.STARTING, State.RESTARTING)
 
 
 @router.get("/metrics")
+@describe("server", "Counters and timings for Prometheus", media="text/plain")
 async def metrics(http: HttpRequest) -> Response:
     text = context_of(http).metrics.text()
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -45,6 +57,7 @@ async def metrics(http: HttpRequest) -> Response:
 
 @router.post("/v1/requests/{id}/cancel")
 @router.delete("/v1/requests/{id}")
+@describe("server", "Cancel a request by its id", answer=Cancellation, statuses=(404,))
 async def cancel(http: HttpRequest, id: str) -> Response:
     models = context_of(http).registry.all()
     if not any(m.client.cancel(id) for m in models):
@@ -53,6 +66,7 @@ async def cancel(http: HttpRequest, id: str) -> Response:
 
 
 @router.get("/v1/status")
+@describe("server", "Models and running requests", answer=Status)
 async def status(http: HttpRequest) -> Response:
     models = context_of(http).registry.all()
     return as_json({"version": __version__, "models": [_model(m) for m in models]})
@@ -86,6 +100,7 @@ def _request(live: Live) -> dict[str, Any]:
         "phase": live.phase,
         "prompt_tokens": prompt,
         "cached_tokens": live.cached,
+        "cache_hit": live.hit,
         "prefilled_tokens": prompt if first else min(prompt, live.prefilled),
         "progress": 1.0 if first else round(min(1.0, live.prefilled / max(1, prompt)), 3),
         "made_tokens": made,

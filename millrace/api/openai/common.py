@@ -35,6 +35,7 @@ def fill(request: Request, wire: Common, model: ServedModel) -> None:
     request.ignore_eos = bool(wire.ignore_eos)
     request.priority = wire.priority or 0
     request.timeout = wire.timeout
+    request.cache_salt = wire.cache_salt or ""
 
 
 def demanded(wire: Common) -> Entry | None:

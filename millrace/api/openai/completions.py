@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -14,6 +15,7 @@ from millrace.api.answer import DONE, KEEP_ALIVE, EventStream, as_json, data, wh
 from millrace.api.body import convert, read_object, refuse, unknown
 from millrace.api.context import context_of, request_id
 from millrace.api.errors import openai_error
+from millrace.api.openai.answers import Completion
 from millrace.api.openai.common import (
     CompletionLogprobs,
     demanded,
@@ -24,9 +26,10 @@ from millrace.api.openai.common import (
     wants_usage,
 )
 from millrace.api.openai.schema import REFUSED_BY_COMPLETIONS, CompletionRequest, known
+from millrace.api.openapi.describe import RUNS, SSE, describe
 from millrace.api.running import run_group
 from millrace.api.sampling import ignored_header
-from millrace.errors import BadRequest
+from millrace.errors import BadRequest, Unsupported
 from millrace.protocol import TokenLogprob
 from millrace.serving.fold import Answer, fold
 from millrace.serving.group import Group
@@ -36,10 +39,20 @@ from millrace.text.deltas import Content, Delta, Event, Finish, Idle, PromptScor
 from millrace.text.grammar.lark import single
 
 router = APIRouter()
+MOST_ANSWERS = 2048
 _KNOWN = known(CompletionRequest, REFUSED_BY_COMPLETIONS)
 
 
 @router.post("/v1/completions")
+@describe(
+    "openai",
+    "Continue one text or several",
+    body=CompletionRequest,
+    answer=Completion,
+    stream=SSE,
+    event=Completion,
+    statuses=RUNS,
+)
 async def completions(http: HttpRequest) -> Response:
     context = context_of(http)
     raw = await read_object(http, context.config.max_body)
@@ -47,11 +60,7 @@ async def completions(http: HttpRequest) -> Response:
     refuse(raw, REFUSED_BY_COMPLETIONS)
     model = context.registry.get(wire.model)
     id = request_id(http, "cmpl-")
-    prompts = prompts_of(wire.prompt, model)
-    requests = [
-        _request(id if len(prompts) == 1 else f"{id}#{i}", prompt, wire, model)
-        for i, prompt in enumerate(prompts)
-    ]
+    prompts, requests = await asyncio.to_thread(_requests, id, wire, model)
     headers = {"x-request-id": id} | ignored_header(unknown(raw, _KNOWN))
     group = run_group(http, model, requests)
     envelope = _Envelope(id, model, wire, prompts)
@@ -62,9 +71,47 @@ async def completions(http: HttpRequest) -> Response:
     return as_json(envelope.whole(answers, usage), headers)
 
 
+def _requests(
+    id: str, wire: CompletionRequest, model: ServedModel
+) -> tuple[list[list[int]], list[Request]]:
+    """The prompts, and a request for each. Tokenises: not for the event loop."""
+    several = isinstance(wire.prompt, list) and not any(map(_is_token, wire.prompt[:1]))
+    answers = max(wire.n or 1, wire.best_of or 1) * (len(wire.prompt) if several else 1)
+    if answers > MOST_ANSWERS:
+        raise BadRequest(
+            f"The request asks for {answers} answers; the most in one request are {MOST_ANSWERS}.",
+            param="prompt",
+        )
+    prompts = prompts_of(wire.prompt, model)
+    if wire.suffix:
+        prompts = _around(prompts, wire, model)
+    requests = [
+        _request(id if len(prompts) == 1 else f"{id}#{i}", prompt, wire, model)
+        for i, prompt in enumerate(prompts)
+    ]
+    return prompts, requests
+
+
+def _around(
+    prompts: list[list[int]], wire: CompletionRequest, model: ServedModel
+) -> list[list[int]]:
+    """Prompts for what stands between each of them and the suffix."""
+    if model.infill is None:
+        raise Unsupported(
+            "'suffix' is not supported by this model: its vocabulary has no tokens to fill in the "
+            "middle.",
+            param="suffix",
+        )
+    if wire.echo:
+        raise BadRequest("'echo' and 'suffix' cannot go together.", param="echo")
+    return [model.infill.prompt(p, wire.suffix or "") for p in prompts]
+
+
 def _request(id: str, prompt: list[int], wire: CompletionRequest, model: ServedModel) -> Request:
     request = Request(id=id, prompt=prompt)
     fill(request, wire, model)
+    if wire.suffix and model.infill is not None:
+        request.end_token_ids = model.infill.ends
     if (entry := demanded(wire)) is not None:
         request.grammar = single(entry)
     request.logprobs = wire.logprobs
@@ -209,7 +256,8 @@ class _Envelope:
         if not (self._texts and self._wants_logprobs):
             return []
         scorer = self._scorer(choice)
-        return [scorer.first(self._prompts[number][0]), scorer.add(self._scores[number])]
+        scores = self._scores.get(number, [])
+        return [scorer.first(self._prompts[number][0]), scorer.add(scores)]
 
     def _prompt_scores(self, number: int) -> dict[str, Any]:
         if not self._wants_prompt:

@@ -10,28 +10,37 @@ from starlette.responses import Response
 
 from millrace.api.answer import as_json
 from millrace.api.context import context_of
+from millrace.api.openai.answers import ModelCard, ModelList
+from millrace.api.openapi.describe import describe
 from millrace.serving.model import ServedModel
 
 router = APIRouter()
 
 
 @router.get("/v1/models")
+@describe("openai", "The models that are served, under all their names", answer=ModelList)
 async def models(http: HttpRequest) -> Response:
-    listed = [_describe(m) for m in context_of(http).registry.all()]
+    context = context_of(http)
+    listed = [_describe(m) for m in context.registry.all()]
+    listed += [_describe(context.registry.get(name), name) for name in context.config.aliases]
     return as_json({"object": "list", "data": listed})
 
 
 @router.get("/v1/models/{name:path}")
+@describe("openai", "One model", answer=ModelCard, statuses=(404,))
 async def model(http: HttpRequest, name: str) -> Response:
-    return as_json(_describe(context_of(http).registry.get(name)))
+    context = context_of(http)
+    alias = name if name in context.config.aliases else None
+    return as_json(_describe(context.registry.get(name), alias))
 
 
-def _describe(model: ServedModel) -> dict[str, Any]:
-    return {
-        "id": model.name,
+def _describe(model: ServedModel, alias: str | None = None) -> dict[str, Any]:
+    described = {
+        "id": alias or model.name,
         "object": "model",
         "created": model.created,
         "owned_by": "millrace",
         "context_window": model.window,
         "max_model_len": model.window,
     }
+    return described if alias is None else described | {"alias_of": model.name}

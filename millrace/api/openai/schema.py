@@ -16,6 +16,8 @@ Top = Annotated[int, Meta(ge=0, le=20)]
 
 class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool = False
+    include_obfuscation: bool | None = None
+    """Accepted: our chunks carry no padding either way."""
 
 
 class Common(msgspec.Struct, kw_only=True):
@@ -52,6 +54,8 @@ class Common(msgspec.Struct, kw_only=True):
     """Higher goes first."""
     timeout: Annotated[float, Meta(gt=0.0)] | None = None
     """Seconds until the request ends with an error."""
+    cache_salt: Annotated[str, Meta(max_length=1024)] | None = None
+    """Cached state is shared only with requests of the same salt."""
     skip_special_tokens: bool = True
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -71,16 +75,42 @@ class Message(msgspec.Struct):
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
+    function_call: FunctionCall | None = None
     reasoning_content: str | None = None
+    audio: dict[str, Any] | None = None
 
 
-class Function(msgspec.Struct):
+class FunctionCall(msgspec.Struct):
+    """A call as assistants made it before there were tools."""
+
+    name: str
+    arguments: str = "{}"
+
+
+class Named(msgspec.Struct):
     name: str
 
 
-class NamedTool(msgspec.Struct):
-    function: Function
-    type: Literal["function"] = "function"
+class NamedFunction(msgspec.Struct, tag="function", tag_field="type"):
+    function: Named
+
+
+class NamedCustom(msgspec.Struct, tag="custom", tag_field="type"):
+    custom: Named
+
+
+class Allowed(msgspec.Struct):
+    mode: Literal["auto", "required"]
+    tools: list[dict[str, Any]]
+
+
+class AllowedTools(msgspec.Struct, tag="allowed_tools", tag_field="type"):
+    """Only these of the tools may be called."""
+
+    allowed_tools: Allowed
+
+
+ToolWish = Literal["none", "auto", "required"] | NamedFunction | NamedCustom | AllowedTools
 
 
 class ChatRequest(Common):
@@ -89,9 +119,15 @@ class ChatRequest(Common):
     logprobs: bool | None = None
     top_logprobs: Top | None = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: ToolWish | None = None
+    functions: list[dict[str, Any]] | None = None
+    """The older spelling of tools, answered in kind."""
+    function_call: Literal["none", "auto"] | Named | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    web_search_options: dict[str, Any] | None = None
+    """A hosted tool: left out, and named in `x-millrace-ignored`."""
     enable_thinking: bool | None = None
     thinking_token_budget: Annotated[int, Meta(ge=0)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -104,6 +140,8 @@ class CompletionRequest(Common):
     logprobs: Top | None = None
     prompt_logprobs: Top | None = None
     echo: bool | None = None
+    suffix: str | None = None
+    """What follows the text that is wanted; for models that fill in the middle."""
     best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
 
 
@@ -116,6 +154,7 @@ ADVISORY = frozenset(
         "safety_identifier",
         "prompt_cache_key",
         "prompt_cache_retention",
+        "prediction",
     }
 )
 """Fields that only label or advise: accepted, whatever they say."""
@@ -123,17 +162,11 @@ ADVISORY = frozenset(
 REFUSED_BY_CHAT: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "prompt_logprobs": (),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "audio": (),
-    "prediction": (),
-    "verbosity": ("medium",),
-    "web_search_options": (),
 }
 
 REFUSED_BY_COMPLETIONS: dict[str, tuple[Any, ...]] = {
-    "suffix": ("",),
     "tools": ([],),
 }
 
