@@ -11,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
+from millrace.cache.state import Layout, checkpoint_of, from_caches, restore
 from millrace.engine.batch import Batch
 from millrace.engine.choice import DeviceChooser
 from millrace.engine.row import Row
@@ -36,7 +37,20 @@ def warm_up(model: Any, rows: int, chunk: int) -> None:
                 batch.forward()
                 batch.sample()
                 list(batch.in_flight().read())
+    layout = Layout.of(model)
     for length in (chunk, chunk // 2):
-        mx.eval(model(mx.zeros((1, length), mx.int32), cache=make_prompt_cache(model)))
+        caches = make_prompt_cache(model)
+        mx.eval(model(mx.zeros((1, length), mx.int32), cache=caches))
+        _keep_and_find(model, layout, caches, length)
     batch.drop(set(range(len(batch))))
     mx.clear_cache()
+
+
+def _keep_and_find(model: Any, layout: Layout, caches: list[Any], length: int) -> None:
+    """The copies that the prefix cache makes."""
+    half = length // 2
+    parts = [from_caches(layout, caches, a, b, False) for a, b in ((0, half), (half, length))]
+    mx.eval([part.arrays for part in parts])
+    checkpoint = checkpoint_of(layout, caches) if layout.rest else None
+    found = restore(model, layout, length, parts, checkpoint, length)
+    mx.eval([c.state for c in found])
