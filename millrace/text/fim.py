@@ -110,11 +110,7 @@ def _lead(tokenizer: Tokenizer) -> list[int]:
 def _continued(tokenizer: Tokenizer, text: str) -> list[int]:
     """A text as the middle of another: without the space that some tokenizers put before it."""
     ids = tokenizer.encode(text)
-    if (
-        not ids
-        or text.startswith(" ")
-        or not tokenizer.vocabulary.bytes_of(ids[0]).startswith(b" ")
-    ):
+    if b"".join(map(tokenizer.vocabulary.bytes_of, ids)) != b" " + text.encode():
         return ids
     anchor = tokenizer.encode(_ANCHOR)
     longer = tokenizer.encode(_ANCHOR + text)

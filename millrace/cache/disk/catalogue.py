@@ -6,6 +6,7 @@ input and output: whoever uses it holds the lock.
 
 from __future__ import annotations
 
+import heapq
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -14,6 +15,8 @@ from millrace.cache.disk.events import Stored, StoredNode
 from millrace.cache.disk.files import on_disk
 from millrace.cache.disk.records import Blob, Changes, FileRef, Node, Row
 from millrace.cache.payload import Payload
+
+_OLDEST = 512
 
 
 class Catalogue:
@@ -232,8 +235,15 @@ class Catalogue:
 
     def victims(self, need: int, spare: int, now: float) -> list[int]:
         """The nodes to drop for `need` bytes and up to `spare` more, children before parents."""
-        leaves = (self._candidate(n.id) for n in self.nodes.values() if not n.children)
-        return plan((c for c in leaves if c), self._candidate, need, spare, now)
+        leaves = [node for node in self.nodes.values() if not node.children]
+        # A look at the oldest alone is quick, and nearly always enough.
+        few = heapq.nsmallest(_OLDEST, leaves, key=lambda node: node.used)
+        for some in (few, leaves):
+            candidates = (self._candidate(node.id) for node in some)
+            found = plan((c for c in candidates if c), self._candidate, need, spare, now)
+            if found or len(leaves) <= _OLDEST:
+                break
+        return found
 
     def listed(self) -> list[StoredNode]:
         """All nodes that can be read from disk, parents before children."""

@@ -31,6 +31,7 @@ _LOCK = "lock"
 _NAME = re.compile(r"[0-9a-f]{16}")
 _FILE = re.compile(rf"([0-9]+)({re.escape(SUFFIX)}|{re.escape(TEMPORARY)})")
 _PATIENCE = 10.0
+_HOUR = 3600.0
 _LASTING = 15.0
 """Seconds that a wish for room is told: others look at it when they next look."""
 
@@ -67,6 +68,8 @@ class Folder:
         self._clock = clock
         self._wants = 0
         self._wants_until = 0.0
+        self._account = (0, 0)
+        self._account_until = 0.0
         self._lock = FileLock(self.path / _LOCK, timeout=0, thread_local=False)
         self._whole = FileLock(
             root / _LOCK, timeout=_PATIENCE, thread_local=False, poll_interval=0.01
@@ -206,12 +209,16 @@ class Folder:
 
     def _publish(self, own: int) -> None:
         wants = max(own, self._wants if time.monotonic() < self._wants_until else 0)
+        account = (own, wants)
+        if account == self._account and time.monotonic() < self._account_until:
+            return
         # One short write in place: there is always a whole account to read.
         fd = os.open(self.path / _ACCOUNT, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
-            os.write(fd, b"%020d %020d\n" % (own, wants))
+            os.write(fd, b"%020d %020d\n" % account)
         finally:
             os.close(fd)
+        self._account, self._account_until = account, time.monotonic() + _HOUR
 
     @contextlib.contextmanager
     def _exclusively(self) -> Iterator[None]:

@@ -56,8 +56,7 @@ class Recorder:
         while True:
             with board.lock:
                 changes = board.catalogue.take_changes()
-            need = self._index.cost(changes)
-            lack = self._folder.lack(self._room.bytes, need) if changes else 0
+            lack = self._room.ask(self._index.cost(changes)) if changes else 0
             if lack <= 0 or tries == TRIES:
                 return changes
             tries += 1

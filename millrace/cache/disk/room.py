@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from collections.abc import Callable
 
@@ -51,20 +52,27 @@ class Room:
         self._owed += sum(self._index.cost_of_row(row) for row in rows)
         total = sum(files.on_disk(blob.size) for blob in batch)
         if len(batch) > 1 and total < self._folder.budget // 4:
-            self.make(total)
+            with contextlib.suppress(OSError):  # then each file asks for itself, and can tell
+                self.make(total)
 
     def make(self, need: int, *, evict: bool = True) -> bool:
         """Whether `need` bytes may be written, and the rows that come with them."""
         if need and self.bytes + need + self._owed <= self._granted:
             return True
         for _ in range(TRIES):
-            lack = self._folder.lack(self.bytes, need + self._owed if need else 0)
+            lack = self.ask(need + self._owed if need else 0)
             if lack <= 0:
-                self._granted = self.bytes + need + self._owed
                 return True
             if not evict or not self.evict(lack):
                 return False
         return False
+
+    def ask(self, need: int) -> int:
+        """Bytes to give up before `need` more may be written; at 0 they are ours."""
+        own = self.bytes
+        lack = self._folder.lack(own, need)
+        self._granted = own if lack else own + need
+        return lack
 
     def evict(self, lack: int) -> bool:
         board = self._board

@@ -6,6 +6,7 @@ dropped and told, and a disk that takes no writes at all turns writing off.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 
@@ -95,7 +96,8 @@ class Writer:
         if not closing:
             self._cut_loose()
         if due:
-            self._room.make(0)
+            with contextlib.suppress(OSError):
+                self._room.make(0)
             self._recorder.record()
         self._folder.settle(self._room.bytes)
 

@@ -1,0 +1,137 @@
+"""What a grammar costs: the decode step of eight structured rows over that of eight plain ones.
+
+Drives the engine in this process. Both batches have the same prompt and sampling and take turns, so
+that noise of the machine hits them alike; guessing ahead is off, since structured rows do not guess.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from common import default_model, warn_if_busy
+from rich.console import Console
+
+from millrace.errors import MillraceError, SetupError
+from millrace.models import blas
+from millrace.protocol import Choice, FromEngine, Sampling, Step, Submit
+
+ROWS, MADE, AT_MOST = 8, 40, 1.15
+SCHEMA = {
+    "type": "array",
+    "minItems": 20,
+    "items": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "minLength": 8},
+            "kind": {"enum": ["tree", "river", "stone"]},
+            "size": {"type": "integer", "minimum": 3, "maximum": 9000},
+            "tags": {"type": "array", "items": {"type": "string"}, "maxItems": 3},
+        },
+        "required": ["name", "kind", "size", "tags"],
+        "additionalProperties": False,
+    },
+}
+
+
+class Steps:
+    """An engine, and how long its steps took."""
+
+    def __init__(self, loaded: Any, folder: Path) -> None:
+        from millrace.config import EngineConfig
+        from millrace.engine.choice import DeviceChooser, HostChooser
+        from millrace.engine.guide import Guides
+        from millrace.engine.link import ThreadLink
+        from millrace.engine.loop import Engine
+        from millrace.engine.measure import cost_of
+        from millrace.engine.memory import Budget
+        from millrace.engine.sampler import Sampler
+
+        self.seconds: list[float] = []
+        self._link = ThreadLink(self._hear)
+        chooser = HostChooser() if loaded.device == "cpu" else DeviceChooser()
+        self._engine = Engine(
+            loaded.model,
+            EngineConfig(model=str(folder), name="bench", speculate=0, burst=60.0),
+            Sampler(chooser),
+            Budget(cost_of(loaded.caches), 1 << 34),
+            self._link,
+            Guides(folder, loaded.vocab_size),
+        )
+
+    def _hear(self, message: FromEngine) -> None:
+        if isinstance(message, Step) and len(message.rows) == ROWS and message.seconds:
+            self.seconds.append(message.seconds)
+
+    def run(self, prompt: list[int], grammar: str | None, ends: list[int]) -> float:
+        """The median step of one batch."""
+        self.seconds.clear()
+        for i in range(ROWS):
+            choice = [Choice(0, i)]
+            sampling = Sampling(temperature=1.0, top_p=0.95)
+            self._link.put(
+                Submit(f"{i}", prompt, choice, MADE, sampling, grammar=grammar, end_ids=ends)
+            )
+        self._engine.turn()
+        while self._engine.busy:
+            self._engine.turn()
+        return statistics.median(self.seconds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", type=Path, help="an MLX model folder (default: millrace's own)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    options = parser.parse_args()
+    console = Console(highlight=False)
+    warn_if_busy(console)
+    try:
+        plain, bound = _measure(options)
+    except MillraceError as error:
+        console.print(f"[bold red]error:[/] {error.message}")
+        sys.exit(1)
+    ratio = statistics.median(bound) / statistics.median(plain)
+    word = "[green]PASS[/]" if ratio <= AT_MOST else "[red]FAIL[/]"
+    console.print(
+        f"{word} step of {ROWS} structured rows {1000 * statistics.median(bound):.1f} ms over "
+        f"{1000 * statistics.median(plain):.1f} ms of plain ones: {ratio:.3f} (at most {AT_MOST})"
+    )
+    if options.json:
+        figures = {"plain_s": plain, "structured_s": bound, "ratio": ratio}
+        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+def _measure(options: argparse.Namespace) -> tuple[list[float], list[float]]:
+    found = blas.prepare()  # before anything imports mlx.core
+    if found.problem:
+        raise SetupError(found.problem)
+    from millrace.config import EngineConfig
+    from millrace.models.load import load
+    from millrace.text.grammar import from_fields
+    from millrace.text.grammar.lark import single
+    from millrace.text.tokenizer import Tokenizer
+
+    folder = options.model or default_model()
+    loaded = load(EngineConfig(model=str(folder), name="bench"))
+    tokenizer = Tokenizer(folder)
+    entry = from_fields({"guided_json": SCHEMA})
+    assert entry is not None
+    grammar = single(entry)
+    prompt = tokenizer.encode("Here is a long list of things that I saw in the forest:\n")
+    ends = sorted(tokenizer.eos_ids)
+    steps = Steps(loaded, folder)
+    plain: list[float] = []
+    bound: list[float] = []
+    for _ in range(options.rounds):
+        plain.append(steps.run(prompt, None, ends))
+        bound.append(steps.run(prompt, grammar, ends))
+    return plain, bound
+
+
+if __name__ == "__main__":
+    main()

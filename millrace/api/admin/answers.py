@@ -1,0 +1,71 @@
+"""The wire types of what the server tells of itself."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from millrace.serving.client import State
+from millrace.serving.live import Phase
+
+
+class Links(msgspec.Struct):
+    docs: str
+    models: str
+
+
+class Root(msgspec.Struct):
+    name: str
+    version: str
+    links: Links
+
+
+class Health(msgspec.Struct):
+    status: State
+    models: dict[str, State]
+    error: str | None = None
+
+
+class Cancellation(msgspec.Struct):
+    id: str
+    cancelled: Literal[True]
+
+
+class RequestStatus(msgspec.Struct):
+    id: str
+    phase: Phase
+    prompt_tokens: int
+    cached_tokens: int
+    cache_hit: str
+    prefilled_tokens: int
+    progress: float
+    made_tokens: int
+    max_tokens: int
+    age_seconds: float
+    ttft_seconds: float | None
+    tokens_per_second: float | None
+    resumes: int
+    priority: int
+    endpoint: str
+
+
+class ModelStatus(msgspec.Struct):
+    name: str
+    state: State
+    stage: str
+    engine_pid: int | None
+    restarts: int
+    context_window: int
+    device: str | None
+    dtype: str | None
+    weight_bytes: int | None
+    load_seconds: float | None
+    kv_budget: int | None
+    kv_bytes_per_token: int | None
+    requests: list[RequestStatus]
+
+
+class Status(msgspec.Struct):
+    version: str
+    models: list[ModelStatus]

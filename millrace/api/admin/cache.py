@@ -1,0 +1,150 @@
+"""The prefix cache over HTTP: what it holds, emptying it, and filling it ahead of time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Literal, get_args
+
+import msgspec
+from fastapi import APIRouter
+from msgspec import Meta
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from millrace.api.answer import as_json, whole
+from millrace.api.body import convert, read_object, unknown
+from millrace.api.context import context_of
+from millrace.api.openapi.describe import RUNS, describe
+from millrace.api.running import run
+from millrace.api.sampling import ignored_header
+from millrace.errors import BadRequest
+from millrace.protocol import HitKind, TierReport
+from millrace.serving.model import ServedModel
+from millrace.serving.warming import Talk, Warmed, finish, request_of
+
+router = APIRouter()
+_NO_HITS: dict[HitKind, int] = dict.fromkeys(get_args(HitKind), 0)
+
+
+class ModelCache(msgspec.Struct):
+    name: str
+    enabled: bool
+    memory: TierReport
+    disk: TierReport | None
+    """None where the disk is not used."""
+    hits: dict[HitKind, int]
+    """Requests by what was found for them."""
+
+
+class CacheAnswer(msgspec.Struct):
+    models: list[ModelCache]
+
+
+class Dropped(msgspec.Struct):
+    name: str
+    memory_bytes: int
+    disk_bytes: int
+
+
+class DropAnswer(msgspec.Struct):
+    dropped: list[Dropped]
+
+
+class WarmRequest(msgspec.Struct):
+    model: str | None = None
+    prompts: list[Annotated[str, Meta(min_length=1)]] = []
+    conversations: list[Talk] = []
+    cache_salt: Annotated[str, Meta(max_length=1024)] | None = None
+
+
+class WarmAnswer(msgspec.Struct):
+    items: list[Warmed]
+    """The prompts, then the conversations, in their order."""
+    prefilled_tokens: int
+    cached_tokens: int
+    object: Literal["cache.warmed"] = "cache.warmed"
+
+
+class Which(msgspec.Struct):
+    model: str | None = None
+    """All of them if left out."""
+
+
+@router.get("/v1/cache")
+@describe(
+    "server",
+    "What the prefix cache holds",
+    answer=CacheAnswer,
+    query=Which,
+    statuses=(404, 503),
+)
+async def cache(http: HttpRequest) -> Response:
+    models = _models(http)
+    reports = await asyncio.gather(*(m.client.cache() for m in models))
+    told = [
+        ModelCache(m.name, r.enabled, r.memory, r.disk, _NO_HITS | r.hits)
+        for m, r in zip(models, reports, strict=True)
+    ]
+    return as_json(CacheAnswer(told))
+
+
+@router.delete("/v1/cache")
+@describe(
+    "server",
+    "Empty the prefix cache, in memory and on disk",
+    answer=DropAnswer,
+    query=Which,
+    statuses=(404, 503),
+)
+async def drop_cache(http: HttpRequest) -> Response:
+    return as_json(DropAnswer([await drop(m) for m in _models(http)]))
+
+
+async def drop(model: ServedModel) -> Dropped:
+    """Empty a model's cache; tells what it held."""
+    held = await model.client.cache()
+    await model.client.cache(clear=True)
+    return Dropped(model.name, held.memory.bytes, held.disk.bytes if held.disk else 0)
+
+
+@router.post("/v1/cache/warm")
+@describe(
+    "server",
+    "Run prompts so that their state is cached; answers when it is",
+    body=WarmRequest,
+    answer=WarmAnswer,
+    statuses=RUNS,
+)
+async def warm(http: HttpRequest) -> Response:
+    context = context_of(http)
+    raw = await read_object(http, context.config.max_body)
+    wire = convert(raw, WarmRequest)
+    model = context.registry.get(wire.model)
+    items: list[str | Talk] = [*wire.prompts, *wire.conversations]
+    if not items:
+        raise BadRequest("Give 'prompts', 'conversations', or both.", param="prompts")
+    if not context.config.engine.cache:
+        raise BadRequest("The prefix cache of this server is off (--no-cache).")
+    salt = wire.cache_salt or ""
+    done = await whole(http, _warmed(http, model, items, salt), lambda: None)
+    answer = WarmAnswer(
+        done, sum(d.prefilled_tokens for d in done), sum(d.cached_tokens for d in done)
+    )
+    return as_json(answer, ignored_header(unknown(raw, WarmRequest.__struct_fields__)))
+
+
+async def _warmed(
+    http: HttpRequest, model: ServedModel, items: list[str | Talk], salt: str
+) -> list[Warmed]:
+    """One after the other: what one leaves behind, the next need not run."""
+    done = []
+    for item in items:
+        request = await asyncio.to_thread(request_of, model, item, salt)
+        done.append(await finish(run(http, model, request)))
+    return done
+
+
+def _models(http: HttpRequest) -> list[ServedModel]:
+    registry = context_of(http).registry
+    name = http.query_params.get("model")
+    return [registry.get(name)] if name else registry.all()

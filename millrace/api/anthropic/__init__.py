@@ -1,0 +1,1 @@
+"""Anthropic's Messages API: messages, their streams, and counting their tokens."""

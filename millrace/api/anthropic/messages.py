@@ -1,0 +1,149 @@
+"""Anthropic's messages as the conversation every model is asked in, which has OpenAI's terms.
+
+A turn's blocks come apart: results of tools become messages of their own, right after the calls
+they answer; text, thoughts and calls become the parts of one message.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from millrace.api.anthropic.schema import (
+    Block,
+    Document,
+    Image,
+    Message,
+    RedactedThought,
+    Text,
+    Thought,
+    ToolResult,
+    ToolUse,
+)
+from millrace.api.responses.opaque import unseal
+from millrace.errors import BadRequest, Unsupported
+
+Turn = dict[str, Any]
+
+
+def conversation_of(system: str | Sequence[Text] | None, messages: Sequence[Message]) -> list[Turn]:
+    """All turns, the system prompt first; neighbours of one role are one turn."""
+    turns: list[Turn] = []
+    if system:
+        text = system if isinstance(system, str) else _joined(b.text for b in system)
+        turns.append({"role": "system", "content": text})
+    for role, group in itertools.groupby(enumerate(messages), key=lambda item: item[1].role):
+        blocks = [pair for index, message in group for pair in _blocks(index, message)]
+        if role == "assistant":
+            turns.append(_assistant(blocks))
+        elif role == "user":
+            turns += _user(blocks)
+        else:
+            turns.append({"role": "system", "content": _joined(_texts(blocks, "system"))})
+    return turns
+
+
+Placed = tuple[str, Block]
+"""A block, and where in the request it stands."""
+
+
+def _blocks(index: int, message: Message) -> list[Placed]:
+    where = f"messages.{index}.content"
+    if isinstance(message.content, str):
+        return [(where, Text(text=message.content))]
+    return [(f"{where}.{n}", block) for n, block in enumerate(message.content)]
+
+
+def _user(blocks: Sequence[Placed]) -> list[Turn]:
+    """Results first: a model expects them right after its calls, whatever was said beside them."""
+    results: list[Turn] = []
+    said: list[Placed] = []
+    for where, block in blocks:
+        if isinstance(block, ToolResult):
+            results.append(_result(where, block))
+        else:
+            said.append((where, block))
+    if said or not results:
+        return [*results, {"role": "user", "content": _joined(_texts(said, "user"))}]
+    return results
+
+
+def _result(where: str, block: ToolResult) -> Turn:
+    content = block.content or ""
+    if not isinstance(content, str):
+        placed = [(f"{where}.content.{n}", part) for n, part in enumerate(content)]
+        content = _joined(_text(at, part, "tool_result") for at, part in placed)
+    if block.is_error:
+        content = f"Error: {content}"
+    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+
+
+def _assistant(blocks: Sequence[Placed]) -> Turn:
+    thoughts: list[str] = []
+    said: list[Placed] = []
+    calls: list[dict[str, Any]] = []
+    for where, block in blocks:
+        match block:
+            case Thought(thinking=text, signature=signature):
+                thoughts.append(text or unseal(signature) or "")
+            case RedactedThought():
+                pass  # Nobody but who sealed it can read it.
+            case ToolUse(id=id, name=name, input=arguments):
+                function = {"name": name, "arguments": arguments}
+                calls.append({"id": id, "type": "function", "function": function})
+            case _:
+                said.append((where, block))
+    turn: Turn = {"role": "assistant", "content": _joined(_texts(said, "assistant"))}
+    if thought := _joined(thoughts):
+        turn["reasoning_content"] = thought
+    if calls:
+        turn |= {"content": turn["content"] or None, "tool_calls": calls}
+    return turn
+
+
+def _texts(blocks: Iterable[Placed], role: str) -> list[str]:
+    return [_text(where, block, role) for where, block in blocks]
+
+
+def _text(where: str, block: Block, role: str) -> str:
+    match block:
+        case Text(text=text):
+            return text
+        case Document():
+            return _document(where, block)
+        case Image():
+            raise Unsupported(
+                f"{where}: pictures (blocks of type 'image') are not supported by this server "
+                "yet; it takes text only.",
+                param=where,
+            )
+        case _:
+            kind = type(block).__struct_config__.tag
+            raise BadRequest(
+                f"{where}: a block of type '{kind}' cannot stand in a message of role '{role}'.",
+                param=where,
+            )
+
+
+def _document(where: str, block: Document) -> str:
+    source = block.source
+    if block.citations is not None and block.citations.enabled:
+        raise Unsupported(f"{where}: citations are not supported by this server.", param=where)
+    if source.type == "text" and source.data is not None:
+        body = source.data
+    elif source.type == "content" and source.content is not None:
+        content = source.content
+        parts = [Text(text=content)] if isinstance(content, str) else content
+        body = _joined(_text(f"{where}.source.content", part, "document") for part in parts)
+    else:
+        raise Unsupported(
+            f"{where}: documents with a source of type '{source.type}' are not supported by this "
+            "server; send their text (a source of type 'text').",
+            param=where,
+        )
+    return _joined([block.title or "", block.context or "", body])
+
+
+def _joined(texts: Iterable[str]) -> str:
+    return "\n".join(text for text in texts if text)

@@ -1,0 +1,215 @@
+"""The wire types of Anthropic's requests, and the line between honoured, refused and advisory fields.
+
+Blocks are told apart by their type; fields of blocks that only advise (`cache_control`) are not
+named here, and so are accepted anywhere.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+Unit = Annotated[float, Meta(ge=0.0, le=1.0)]
+Share = Annotated[float, Meta(gt=0.0, le=1.0)]
+Positive = Annotated[int, Meta(ge=1)]
+Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+
+
+class Tagged(msgspec.Struct, tag_field="type"):
+    """An object that its `type` tells apart."""
+
+
+class Text(Tagged, tag="text"):
+    text: str
+
+
+class Image(Tagged, tag="image"):
+    """Known by name, so that it can be refused by name."""
+
+
+class Source(msgspec.Struct):
+    type: str
+    data: str | None = None
+    content: str | list[Text | Image] | None = None
+
+
+class Citations(msgspec.Struct):
+    enabled: bool = False
+
+
+class Document(Tagged, tag="document"):
+    source: Source
+    title: str | None = None
+    context: str | None = None
+    citations: Citations | None = None
+
+
+class ToolUse(Tagged, tag="tool_use"):
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class ToolResult(Tagged, tag="tool_result"):
+    tool_use_id: str
+    content: str | list[Text | Image | Document] | None = None
+    is_error: bool | None = None
+
+
+class Thought(Tagged, tag="thinking"):
+    thinking: str
+    signature: str = ""
+
+
+class RedactedThought(Tagged, tag="redacted_thinking"):
+    data: str = ""
+
+
+Block = Text | Image | Document | ToolUse | ToolResult | Thought | RedactedThought
+
+
+class Message(msgspec.Struct):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class Tool(msgspec.Struct):
+    """A tool of the client's own, or one that Anthropic would run or know, told by its type."""
+
+    name: str | None = None
+    type: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+    input_examples: list[Any] | None = None
+    allowed_callers: list[str] | None = None
+
+
+class Choice(Tagged):
+    disable_parallel_tool_use: bool | None = None
+
+
+class AutoChoice(Choice, tag="auto"):
+    pass
+
+
+class AnyChoice(Choice, tag="any"):
+    pass
+
+
+class ToolChoice(Choice, tag="tool", kw_only=True):
+    name: str
+
+
+class NoChoice(Choice, tag="none"):
+    pass
+
+
+class Thinking(Tagged):
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class ThinkingOn(Thinking, tag="enabled", kw_only=True):
+    budget_tokens: Positive
+
+
+class ThinkingAdaptive(Thinking, tag="adaptive"):
+    pass
+
+
+class ThinkingOff(Thinking, tag="disabled"):
+    pass
+
+
+class Form(Tagged, tag="json_schema"):
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: Form | None = None
+    task_budget: Any = None
+
+
+class Edit(msgspec.Struct):
+    type: str
+    keep: Any = None
+
+
+class ContextManagement(msgspec.Struct):
+    edits: list[Edit] = []
+
+
+class Prompt(msgspec.Struct, kw_only=True):
+    """What decides the prompt: all that counting tokens needs."""
+
+    model: str | None = None
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    system: str | list[Text] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: AutoChoice | AnyChoice | ToolChoice | NoChoice | None = None
+    thinking: ThinkingOn | ThinkingAdaptive | ThinkingOff | None = None
+    output_config: OutputConfig | None = None
+    output_format: Form | None = None
+    """The older name of `output_config.format`."""
+    context_management: ContextManagement | None = None
+    container: Any = None
+    thread: Any = None
+    """A conversation that the server holds."""
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class MessagesRequest(Prompt, kw_only=True):
+    max_tokens: Positive
+    stream: bool | None = None
+    stop_sequences: list[str] | None = None
+    temperature: Unit | None = None
+    top_p: Share | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: Unit | None = None
+    typical_p: Share | None = None
+    xtc_probability: Unit | None = None
+    xtc_threshold: Unit | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100.0, le=100.0)]] | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    seed: int | None = None
+    ignore_eos: bool | None = None
+    stop_in_reasoning: bool | None = None
+    priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None
+    timeout: Annotated[float, Meta(gt=0.0)] | None = None
+    cache_salt: Annotated[str, Meta(max_length=1024)] | None = None
+
+
+ADVISORY = frozenset(
+    {
+        "cache_control",
+        "diagnostics",
+        "fallback_credit_token",
+        "fallbacks",
+        "inference_geo",
+        "metadata",
+        "service_tier",
+        "speed",
+        "user_profile_id",
+        "workspace_id",
+    }
+)
+"""Fields that only label or advise: accepted, whatever they say."""
+
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "mcp_servers": ([],),
+    "compaction": (),
+    "n": (1,),
+    "stop": ([],),
+    "stop_token_ids": ([],),
+    "logprobs": (False,),
+    "response_format": (),
+}
+"""What would change the answer and is not honoured, with the values that ask for nothing."""
+
+KNOWN = frozenset(MessagesRequest.__struct_fields__) | ADVISORY | frozenset(REFUSED)

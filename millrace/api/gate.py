@@ -1,0 +1,178 @@
+"""What stands before every route: keys, rate limits, and which web pages may ask at all.
+
+Plain ASGI: a response passes through as it is made, and a disconnect is heard by the route itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+from fastapi import FastAPI
+from starlette.datastructures import MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from millrace.api import errors
+from millrace.api.keys import OPEN_PATHS, Caller, Keys, secrets_in
+from millrace.api.limits import Limits, Standing, is_limited
+from millrace.api.openapi.routing import flat
+from millrace.config import ServeConfig
+from millrace.errors import MillraceError, RateLimited, Unauthorized
+from millrace.serving.metrics import Metrics
+
+_TOLD = (
+    "x-request-id",
+    "x-millrace-ignored",
+    "x-millrace-stripped",
+    "retry-after",
+    "www-authenticate",
+    *(f"x-ratelimit-{w}-requests" for w in ("limit", "remaining", "reset")),
+    *(f"x-ratelimit-{w}-tokens" for w in ("limit", "remaining", "reset")),
+)
+"""Headers that a page may read."""
+
+
+def install(app: FastAPI, config: ServeConfig, metrics: Metrics) -> None:
+    """From the inside out: limits, keys, and pages' origins, so that preflights need no key."""
+    if limits := Limits(config.rate_requests, config.rate_tokens):
+        app.add_middleware(RateGate, limits=limits, metrics=metrics)
+    if keys := Keys(config.api_keys):
+        app.add_middleware(KeyGate, keys=keys, metrics=metrics)
+    if config.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.cors_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=_TOLD,
+            max_age=86400,
+        )
+
+
+class KeyGate:
+    """Lets in who has a key, and notes who it is."""
+
+    def __init__(self, app: ASGIApp, keys: Keys, metrics: Metrics) -> None:
+        self._app = app
+        self._keys = keys
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" or _is_open(scope):
+            await self._app(scope, receive, send)
+            return
+        given = secrets_in(scope["headers"])
+        caller = self._keys.find(given)
+        if caller is not None:
+            scope.setdefault("state", {})["caller"] = caller
+            await self._app(scope, receive, send)
+        elif given:
+            error = Unauthorized("The API key is not one of this server's.")
+            await _refuse(scope, receive, send, error, self._metrics)
+        else:
+            error = Unauthorized(
+                "This server needs an API key: send it as 'Authorization: Bearer KEY' "
+                "or as 'x-api-key: KEY'."
+            )
+            await _refuse(scope, receive, send, error, self._metrics)
+
+
+def _is_open(scope: Scope) -> bool:
+    return scope["type"] == "http" and scope["path"] in OPEN_PATHS
+
+
+class RateGate:
+    """Holds each key to its share, or each address where there are no keys."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        limits: Limits,
+        metrics: Metrics,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._app = app
+        self._limits = limits
+        self._metrics = metrics
+        self._now = now
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not is_limited(scope["method"], scope["path"]):
+            await self._app(scope, receive, send)
+            return
+        state = scope.setdefault("state", {})
+        caller = _caller(scope)
+        state["charge"] = functools.partial(self._limits.charge, caller)
+
+        async def telling(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._tell(MutableHeaders(scope=message), caller, scope["path"])
+            await send(message)
+
+        try:
+            self._limits.admit(caller)
+        except RateLimited as error:
+            await _refuse(scope, receive, telling, error, self._metrics)
+        else:
+            await self._app(scope, receive, telling)
+
+    def _tell(self, headers: MutableHeaders, caller: str, path: str) -> None:
+        for standing in self._limits.standings(caller):
+            for name, value in openai_headers(standing).items():
+                headers[name] = value
+            if path.startswith("/v1/messages"):
+                for name, value in anthropic_headers(standing, self._now()).items():
+                    headers[name] = value
+
+
+def _caller(scope: Scope) -> str:
+    caller = scope["state"].get("caller")
+    if isinstance(caller, Caller):
+        return caller.id
+    return str(scope["client"][0]) if scope.get("client") else ""
+
+
+async def _refuse(
+    scope: Scope, receive: Receive, send: Send, error: MillraceError, metrics: Metrics
+) -> None:
+    if scope["type"] != "http":
+        await send({"type": "websocket.close", "code": 1008})
+        return
+    # Paths are the caller's own words: only those that are routes become labels.
+    paths = {route.path for route in flat(scope["app"].routes)}
+    metrics.refused(scope["path"] if scope["path"] in paths else "", error.code)
+    response = await errors.respond(Request(scope), error)
+    await response(scope, receive, send)
+
+
+def openai_headers(standing: Standing) -> dict[str, str]:
+    kind = standing.kind
+    return {
+        f"x-ratelimit-limit-{kind}": str(standing.limit),
+        f"x-ratelimit-remaining-{kind}": str(standing.remaining),
+        f"x-ratelimit-reset-{kind}": duration(standing.reset),
+    }
+
+
+def anthropic_headers(standing: Standing, now: datetime) -> dict[str, str]:
+    name = f"anthropic-ratelimit-{standing.kind}"
+    whole = (now + timedelta(seconds=math.ceil(standing.reset))).replace(microsecond=0)
+    return {
+        f"{name}-limit": str(standing.limit),
+        f"{name}-remaining": str(standing.remaining),
+        f"{name}-reset": whole.isoformat().replace("+00:00", "Z"),
+    }
+
+
+def duration(seconds: float) -> str:
+    """As OpenAI writes it: `250ms`, `4.5s`, `6m0s`."""
+    if seconds < 1:
+        return f"{math.ceil(seconds * 1000)}ms"
+    if seconds < 60:
+        return f"{math.ceil(seconds * 10) / 10:g}s"
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    return f"{minutes}m{rest}s"

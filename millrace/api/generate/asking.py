@@ -1,0 +1,170 @@
+"""From a /generate body to the requests of its prompts: batches spread out, every field placed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from millrace.api.body import refuse, unknown
+from millrace.api.generate.schema import (
+    KNOWN,
+    KNOWN_SAMPLING,
+    REFUSED,
+    REFUSED_SAMPLING,
+    GenerateRequest,
+    SamplingParams,
+)
+from millrace.api.sampling import sampling_of, seed_of
+from millrace.errors import BadRequest
+from millrace.serving.model import ServedModel
+from millrace.serving.request import Request
+from millrace.text.grammar import from_fields
+from millrace.text.grammar.lark import single
+from millrace.text.stops import parse_stops
+
+T = TypeVar("T")
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One prompt of the batch, and what is to be told of it."""
+
+    request: Request
+    scored: bool
+    """Whether logprobs are told."""
+    start: int
+    """The first prompt token whose logprob is told; the prompt's length for none."""
+    only_prompt: bool
+    """No token is asked for: the one that the engine makes to score the prompt is not told."""
+
+
+def check(raw: Mapping[str, Any]) -> list[str]:
+    """Refuse what cannot be honoured; returns the fields that nobody here has heard of."""
+    refuse(raw, REFUSED)
+    names = unknown(raw, KNOWN)
+    given = raw.get("sampling_params") or {}
+    for params in given if isinstance(given, list) else [given]:
+        refuse(params, REFUSED_SAMPLING)
+        names += [f"sampling_params.{n}" for n in unknown(params, KNOWN_SAMPLING)]
+    return list(dict.fromkeys(names))
+
+
+def prompts_of(wire: GenerateRequest, model: ServedModel) -> tuple[list[list[int]], bool]:
+    """The prompts in tokens, and whether they came as a batch."""
+    if (wire.text is None) == (wire.input_ids is None):
+        raise BadRequest("Give exactly one of 'text' and 'input_ids'.", param="text")
+    if isinstance(wire.text, str):
+        return [model.text_prompt(wire.text)], False
+    if wire.text is not None:
+        if not wire.text:
+            raise BadRequest("'text' is an empty list.", param="text")
+        return [model.text_prompt(t) for t in wire.text], True
+    given = wire.input_ids or []
+    single_prompt = [i for i in given if isinstance(i, int)]
+    batch = [p for p in given if isinstance(p, list)]
+    if not given or (single_prompt and batch):
+        raise BadRequest(
+            "'input_ids' must be a list of token ids, or a list of such lists.", param="input_ids"
+        )
+    for ids in batch or [single_prompt]:
+        _known(ids, len(model.tokenizer.vocabulary))
+    return (batch, True) if batch else ([single_prompt], False)
+
+
+def _known(ids: Sequence[int], size: int) -> None:
+    for id in ids:
+        if id >= size:
+            raise BadRequest(
+                f"input_ids: {id} is not in the vocabulary of {size} tokens.", param="input_ids"
+            )
+
+
+def asked(
+    wire: GenerateRequest, model: ServedModel, prompts: list[list[int]], ids: list[str]
+) -> list[Asked]:
+    count = len(prompts)
+    params = _spread(wire.sampling_params, count, "sampling_params", SamplingParams())
+    scored = _spread(wire.return_logprob, count, "return_logprob", False)
+    starts = _spread(wire.logprob_start_len, count, "logprob_start_len", -1)
+    tops = _spread(wire.top_logprobs_num, count, "top_logprobs_num", 0)
+    salts = _spread(wire.cache_salt, count, "cache_salt", "")
+    keys = _spread(wire.extra_key, count, "extra_key", "")
+    found = []
+    for i, prompt in enumerate(prompts):
+        request = _request(ids[i], prompt, params[i], model)
+        request.priority = wire.priority or 0
+        request.cache_salt = f"{salts[i]}\0{keys[i]}" if keys[i] else salts[i]
+        start = len(prompt) if starts[i] < 0 else starts[i]
+        if start > len(prompt):
+            raise BadRequest(
+                f"logprob_start_len is {start}, and the prompt has {len(prompt)} tokens.",
+                param="logprob_start_len",
+            )
+        if scored[i]:
+            request.logprobs = tops[i]
+            request.prompt_logprobs = tops[i] if start < len(prompt) else None
+        only_prompt = request.max_tokens == 0
+        if only_prompt:
+            _may_score(scored[i])
+            request.max_tokens = 1
+        found.append(Asked(request, scored[i], start, only_prompt))
+    return found
+
+
+def _may_score(scored: bool) -> None:
+    if not scored:
+        raise BadRequest(
+            "max_new_tokens: 0 makes nothing; it is for scoring a prompt, with return_logprob: "
+            "true and a logprob_start_len.",
+            param="sampling_params.max_new_tokens",
+        )
+
+
+def _spread(value: T | list[T] | None, count: int, name: str, missing: T) -> list[T]:
+    """One value per prompt."""
+    if not isinstance(value, list):
+        return [missing if value is None else value] * count
+    if len(value) != count:
+        raise BadRequest(
+            f"'{name}' has {len(value)} entries for {count} prompts; give one value, or one each.",
+            param=name,
+        )
+    return value
+
+
+def _request(id: str, prompt: list[int], wire: SamplingParams, model: ServedModel) -> Request:
+    wishes = {name: getattr(wire, name) for name in _SAMPLING}
+    wishes["min_tokens"] = wire.min_new_tokens
+    if wire.max_new_tokens is not None and (wire.min_new_tokens or 0) > wire.max_new_tokens:
+        raise BadRequest(
+            f"min_new_tokens is {wire.min_new_tokens}, more than max_new_tokens, "
+            f"{wire.max_new_tokens}.",
+            param="sampling_params.min_new_tokens",
+        )
+    entry = from_fields(
+        {"json_schema": wire.json_schema, "regex": wire.regex, "ebnf": wire.ebnf},
+    )
+    return Request(
+        id=id,
+        prompt=prompt,
+        sampling=sampling_of(wishes, model, wire.logit_bias),
+        seed=seed_of(wire.sampling_seed),
+        n=wire.n or 1,
+        max_tokens=wire.max_new_tokens,
+        stops=parse_stops(wire.stop, "sampling_params.stop"),
+        include_stop=bool(wire.no_stop_trim),
+        stop_token_ids=wire.stop_token_ids or [],
+        ignore_eos=bool(wire.ignore_eos),
+        skip_special_tokens=wire.skip_special_tokens is not False,
+        grammar=single(entry) if entry is not None else None,
+    )

@@ -1,0 +1,115 @@
+"""What is told of each answer: text and tokens so far, and SGLang's meta_info beside them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from millrace.api.generate.asking import Asked
+from millrace.errors import Cancelled
+from millrace.protocol import TokenLogprob
+from millrace.serving.fold import Answer
+from millrace.serving.model import Running, ServedModel
+from millrace.text.deltas import Delta, Event, Finish, PromptScores
+
+Scored = list[Any]
+"""A token as SGLang tells it: [logprob, id, text or null]."""
+
+
+class Outputs:
+    """The answers to one prompt, as far as they are."""
+
+    def __init__(self, asked: Asked, running: Running, model: ServedModel, texts: bool) -> None:
+        self._asked = asked
+        self._running = running
+        self._vocabulary = model.tokenizer.vocabulary
+        self._texts = texts
+        self._began = time.monotonic()
+        self._answers = [Answer() for _ in range(running.n)]
+        self._scores: list[TokenLogprob] = []
+        self._aborted: str | None = None
+
+    @property
+    def n(self) -> int:
+        return len(self._answers)
+
+    def see(self, event: Event | Cancelled) -> list[int]:
+        """Take an event in; returns the answers that it changed."""
+        match event:
+            case Delta(choice=choice):
+                self._answers[choice].add(event)
+                return [choice] if event.tokens or isinstance(event.piece, Finish) else []
+            case PromptScores(items=items):
+                self._scores = items
+            case Cancelled():
+                self._aborted = event.message
+                return [i for i, a in enumerate(self._answers) if a.finish is None]
+        return []
+
+    def tell(self, choice: int) -> dict[str, Any]:
+        answer = self._answers[choice]
+        only_prompt = self._asked.only_prompt
+        tokens = [] if only_prompt else answer.tokens
+        meta: dict[str, Any] = {
+            "id": self._asked.request.id,
+            "finish_reason": self._finish(answer, len(tokens)),
+            "prompt_tokens": len(self._asked.request.prompt),
+            "completion_tokens": len(tokens),
+            "cached_tokens": self._running.usage.cached,
+            "e2e_latency": time.monotonic() - self._began,
+            "matched_stop": answer.finish.matched if answer.finish and not only_prompt else None,
+        }
+        if self._asked.scored:
+            meta |= self._logprobs(answer)
+        return {
+            "text": "" if only_prompt else self._text(answer),
+            "output_ids": tokens,
+            "meta_info": meta,
+        }
+
+    def _finish(self, answer: Answer, made: int) -> dict[str, Any] | None:
+        finish = answer.finish
+        if finish is None:
+            return {"type": "abort", "message": self._aborted} if self._aborted else None
+        if finish.reason == "length" or self._asked.only_prompt:
+            return {"type": "length", "length": made}
+        return {"type": "stop", "matched": finish.matched}
+
+    def _text(self, answer: Answer) -> str:
+        """A stop token is no text, unless the request wants stops left in."""
+        finish, request = answer.finish, self._asked.request
+        if finish is None or finish.token is None or not request.include_stop:
+            return answer.content
+        hidden = request.skip_special_tokens and finish.token in self._vocabulary.special
+        if hidden or isinstance(finish.matched, str):
+            return answer.content
+        return answer.content + self._token_text(finish.token)
+
+    def _logprobs(self, answer: Answer) -> dict[str, Any]:
+        made = list(answer.logprobs)
+        if answer.finish is not None and answer.finish.score is not None:
+            made.append(answer.finish.score)
+        if self._asked.only_prompt:
+            made = []
+        prompt, start = self._asked.request.prompt, self._asked.start
+        # Nothing comes before the first token, so it has no logprob; scores begin with the second.
+        first = [self._scored(None, prompt[0])] if start == 0 else []
+        told = self._scores[max(0, start - 1) :] if start < len(prompt) else []
+        found: dict[str, Any] = {
+            "input_token_logprobs": first + [self._scored(s.logprob, s.token) for s in told],
+            "output_token_logprobs": [self._scored(s.logprob, s.token) for s in made],
+        }
+        if self._asked.request.logprobs:
+            nothing: list[list[Scored] | None] = [None] if first else []
+            found["input_top_logprobs"] = nothing + [self._top(s) for s in told]
+            found["output_top_logprobs"] = [self._top(s) for s in made]
+        return found
+
+    def _top(self, score: TokenLogprob) -> list[Scored]:
+        return [self._scored(logprob, token) for token, logprob in score.top]
+
+    def _scored(self, logprob: float | None, token: int) -> Scored:
+        return [logprob, token, self._token_text(token) if self._texts else None]
+
+    def _token_text(self, token: int) -> str:
+        return self._vocabulary.bytes_of(token).decode("utf-8", "replace")

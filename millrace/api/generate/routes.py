@@ -1,0 +1,100 @@
+"""POST and PUT /generate: prompts in, cumulative text and tokens out, streamed or whole."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from millrace.api.answer import DONE, KEEP_ALIVE, EventStream, as_json, data, whole
+from millrace.api.body import convert, read_object
+from millrace.api.context import checked_id, context_of, request_id
+from millrace.api.errors import openai_error
+from millrace.api.generate import info, tokens
+from millrace.api.generate.asking import Asked, asked, check, prompts_of
+from millrace.api.generate.batch import Batch
+from millrace.api.generate.outputs import Outputs
+from millrace.api.generate.schema import GenerateRequest
+from millrace.api.openapi.describe import RUNS, SSE, describe
+from millrace.api.running import run_all
+from millrace.api.sampling import ignored_header
+from millrace.errors import BadRequest
+from millrace.serving.model import ServedModel
+from millrace.text.deltas import Idle
+
+router = APIRouter()
+router.include_router(tokens.router)
+router.include_router(info.router)
+
+
+@router.post("/generate")
+@router.put("/generate")
+@describe("sglang", "Continue prompts", body=GenerateRequest, stream=SSE, statuses=RUNS)
+async def generate(http: HttpRequest) -> Response:
+    context = context_of(http)
+    raw = await read_object(http, context.config.max_body)
+    wire = convert(raw, GenerateRequest)
+    ignored = check(raw)
+    model = context.registry.get(wire.model)
+    # Long texts take a while to tokenise: not on the event loop.
+    prompts, is_batch = await asyncio.to_thread(prompts_of, wire, model)
+    ids, headers = _ids(http, wire, len(prompts), is_batch)
+    questions = await asyncio.to_thread(asked, wire, model, prompts, ids)
+    batch = Batch(run_all(http, model, [q.request for q in questions]))
+    answers = _Answers(model, batch, questions, bool(wire.return_text_in_logprobs), is_batch)
+    headers |= ignored_header(ignored)
+    if wire.stream:
+        chunks = answers.chunks()
+        return EventStream(chunks, batch.close, lambda e: data(openai_error(e)), headers)
+    return as_json(await whole(http, answers.whole(), batch.close), headers)
+
+
+def _ids(
+    http: HttpRequest, wire: GenerateRequest, count: int, is_batch: bool
+) -> tuple[list[str], dict[str, str]]:
+    """One id per prompt: the client's own, or parts of one id, by which all can be aborted."""
+    if isinstance(wire.rid, list):
+        if len(wire.rid) != count or len(set(wire.rid)) != count:
+            raise BadRequest(
+                f"'rid' must be one id, or a different one for each of the {count} prompts.",
+                param="rid",
+            )
+        return [checked_id(http, rid, "rid") for rid in wire.rid], {}
+    base = checked_id(http, wire.rid, "rid") if wire.rid else request_id(http, "gen-")
+    ids = [f"{base}#{i}" for i in range(count)] if is_batch else [base]
+    return ids, {"x-request-id": base}
+
+
+class _Answers:
+    """All answers of a call: one object, or a list where there are several prompts or choices."""
+
+    def __init__(
+        self, model: ServedModel, batch: Batch, asked: list[Asked], texts: bool, is_batch: bool
+    ) -> None:
+        self._batch = batch
+        self._outputs = [
+            Outputs(a, r, model, texts) for a, r in zip(asked, batch.members, strict=True)
+        ]
+        self._listed = is_batch or self._outputs[0].n > 1
+        self._firsts = [sum(o.n for o in self._outputs[:i]) for i in range(len(self._outputs))]
+
+    async def whole(self) -> Any:
+        async for number, event in self._batch.events():
+            self._outputs[number].see(event)
+        told = [o.tell(choice) for o in self._outputs for choice in range(o.n)]
+        return told if self._listed else told[0]
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        async for number, event in self._batch.events():
+            if isinstance(event, Idle):
+                yield KEEP_ALIVE
+            for choice in self._outputs[number].see(event):
+                chunk = self._outputs[number].tell(choice)
+                if self._listed:
+                    chunk["index"] = self._firsts[number] + choice
+                yield data(chunk)
+        yield DONE

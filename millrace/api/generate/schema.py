@@ -1,0 +1,117 @@
+"""The wire types of SGLang's /generate, and the line between honoured, refused and advisory fields."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+Unit = Annotated[float, Meta(ge=0.0, le=1.0)]
+Count = Annotated[int, Meta(ge=0)]
+Token = Annotated[int, Meta(ge=0)]
+Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+Top = Annotated[int, Meta(ge=0, le=100)]
+Start = Annotated[int, Meta(ge=-1)]
+
+
+class SamplingParams(msgspec.Struct, kw_only=True):
+    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] | None = None
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: Unit | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] | None = None
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100.0, le=100.0)]] | None = None
+    max_new_tokens: Count | None = 128
+    """SGLang's own default; null takes what the context window leaves."""
+    min_new_tokens: Count | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[Token] | None = None
+    no_stop_trim: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    json_schema: dict[str, Any] | str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    sampling_seed: int | None = None
+
+
+class GenerateRequest(msgspec.Struct, kw_only=True):
+    """Where a batch takes a list, one value stands for all of its prompts."""
+
+    model: str | None = None
+    text: str | list[str] | None = None
+    input_ids: list[Token | list[Token]] | None = None
+    sampling_params: SamplingParams | list[SamplingParams] | None = None
+    stream: bool | None = None
+    return_logprob: bool | list[bool] | None = None
+    logprob_start_len: Start | list[Start] | None = None
+    top_logprobs_num: Top | list[Top] | None = None
+    return_text_in_logprobs: bool | None = None
+    rid: str | list[str] | None = None
+    priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None
+    cache_salt: str | list[str] | None = None
+    extra_key: str | list[str] | None = None
+
+
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "input_embeds": ([],),
+    "image_data": ([],),
+    "video_data": ([],),
+    "audio_data": ([],),
+    "token_ids_logprob": ([],),
+    "return_hidden_states": (False,),
+    "return_routed_experts": (False,),
+    "return_indexer_topk": (False,),
+    "return_sampling_mask": (False,),
+    "return_entropy": (False,),
+    "return_prompt_token_ids": (False,),
+    "return_flat_raw_top_logprobs": (False,),
+    "return_bytes": (False,),
+    "background": (False,),
+    "require_reasoning": (False,),
+    "max_thinking_tokens": (),
+    "session_params": ({},),
+    "lora_path": ("",),
+    "lora_id": ("",),
+    "custom_logit_processor": ("",),
+    "positional_embed_overrides": (),
+    "multi_item_delimiter_indices": ([],),
+    "bootstrap_host": (),
+    "bootstrap_port": (),
+    "bootstrap_room": (),
+}
+
+REFUSED_SAMPLING: dict[str, tuple[Any, ...]] = {
+    "stop_regex": ("", []),
+    "structural_tag": ("",),
+    "custom_params": ({},),
+    "beam_width": (0, 1),
+}
+
+ADVISORY = frozenset(
+    {
+        "session_id",
+        "conversation_id",
+        "routing_key",
+        "routed_dp_rank",
+        "data_parallel_rank",
+        "modalities",
+        "log_metrics",
+        "no_logs",
+        "custom_labels",
+        "external_trace_header",
+        "received_time",
+    }
+)
+"""Fields that only label or advise: accepted, whatever they say."""
+
+ADVISORY_SAMPLING = frozenset({"spaces_between_special_tokens", "stream_interval"})
+
+KNOWN = frozenset(GenerateRequest.__struct_fields__) | ADVISORY | frozenset(REFUSED)
+KNOWN_SAMPLING = (
+    frozenset(SamplingParams.__struct_fields__) | ADVISORY_SAMPLING | frozenset(REFUSED_SAMPLING)
+)

@@ -1,0 +1,128 @@
+"""Tokenize and detokenize, for SGLang's clients and for vLLM's, with and without the /v1 prefix."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from millrace.api.answer import as_json
+from millrace.api.body import convert, read_object, refuse, unknown
+from millrace.api.context import context_of
+from millrace.api.generate.schema import Token
+from millrace.api.openapi.describe import READS, describe
+from millrace.api.sampling import ignored_header
+from millrace.errors import BadRequest
+from millrace.serving.model import ServedModel
+from millrace.text.dialect import Conversation
+
+router = APIRouter()
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    prompt: str | list[str] | None = None
+    messages: list[dict[str, Any]] | None = None
+    """Rendered by the model's chat template."""
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_special_tokens: bool | None = None
+    """For a prompt the default is true; a chat template brings its own, so for messages false."""
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    tokens: list[Token | list[Token]]
+    skip_special_tokens: bool = True
+
+
+_REFUSED: dict[str, tuple[Any, ...]] = {
+    "chat_template": ("",),
+    "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
+}
+
+
+@router.post("/v1/tokenize")
+@router.post("/tokenize")
+@describe("sglang", "Texts or messages to tokens", body=TokenizeRequest, statuses=(404, *READS))
+async def tokenize(http: HttpRequest) -> Response:
+    context = context_of(http)
+    raw = await read_object(http, context.config.max_body)
+    wire = convert(raw, TokenizeRequest)
+    refuse(raw, _REFUSED)
+    if (wire.prompt is None) == (wire.messages is None):
+        raise BadRequest("Give exactly one of 'prompt' and 'messages'.", param="prompt")
+    model = context.registry.get(wire.model)
+    found = await asyncio.to_thread(_tokens, wire, model)
+    several = isinstance(wire.prompt, list)
+    body: dict[str, Any] = {
+        "tokens": found if several else found[0],
+        "count": [len(t) for t in found] if several else len(found[0]),
+        "max_model_len": model.window,
+    }
+    if wire.return_token_strs:
+        named = [[_text(model, t) for t in tokens] for tokens in found]
+        body["token_strs"] = named if several else named[0]
+    known = {*TokenizeRequest.__struct_fields__, *_REFUSED}
+    return as_json(body, ignored_header(unknown(raw, known)))
+
+
+def _tokens(wire: TokenizeRequest, model: ServedModel) -> list[list[int]]:
+    if wire.messages is not None:
+        text = model.dialect.render(_conversation(wire))
+        return [model.tokenizer.encode(text, special=bool(wire.add_special_tokens))]
+    texts = [wire.prompt] if isinstance(wire.prompt, str) else wire.prompt or []
+    special = wire.add_special_tokens is not False
+    return [model.tokenizer.encode(text, special=special) for text in texts]
+
+
+def _conversation(wire: TokenizeRequest) -> Conversation:
+    if not wire.messages:
+        raise BadRequest("'messages' is an empty list.", param="messages")
+    return Conversation(
+        messages=wire.messages,
+        tools=wire.tools or [],
+        template_arguments=wire.chat_template_kwargs or {},
+        add_generation_prompt=wire.add_generation_prompt,
+        continue_final=wire.continue_final_message,
+    )
+
+
+def _text(model: ServedModel, token: int) -> str:
+    return model.tokenizer.vocabulary.bytes_of(token).decode("utf-8", "replace")
+
+
+@router.post("/v1/detokenize")
+@router.post("/detokenize")
+@describe("sglang", "Tokens to texts", body=DetokenizeRequest, statuses=(404, *READS))
+async def detokenize(http: HttpRequest) -> Response:
+    context = context_of(http)
+    raw = await read_object(http, context.config.max_body)
+    wire = convert(raw, DetokenizeRequest)
+    model = context.registry.get(wire.model)
+    one = [t for t in wire.tokens if isinstance(t, int)]
+    lists = [t for t in wire.tokens if isinstance(t, list)]
+    if one and lists:
+        raise BadRequest(
+            "'tokens' must be a list of token ids, or a list of such lists.", param="tokens"
+        )
+    size = len(model.tokenizer.vocabulary)
+    for token in (t for tokens in lists or [one] for t in tokens):
+        if token >= size:
+            raise BadRequest(
+                f"Token id {token} is not in the vocabulary of {size} tokens.", param="tokens"
+            )
+    skip = wire.skip_special_tokens
+    texts = [model.tokenizer.decode(tokens, skip_special=skip) for tokens in lists or [one]]
+    text = texts if lists else texts[0]
+    # SGLang's clients read `text`, vLLM's `prompt`.
+    headers = ignored_header(unknown(raw, DetokenizeRequest.__struct_fields__))
+    return as_json({"text": text, "prompt": text}, headers)

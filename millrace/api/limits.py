@@ -1,0 +1,123 @@
+"""Rate limits: how many requests and tokens a caller may use per minute.
+
+Pure, with the clock handed in. A bucket holds a minute's worth and fills evenly; tokens are charged
+when an answer has ended, so a bucket may be overdrawn, and its owner waits until it is not.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from millrace.errors import RateLimited
+
+Kind = Literal["requests", "tokens"]
+_MINUTE = 60.0
+_BLINK = 1e-6
+"""Seconds that rounding may leave of a wait that is over."""
+_MANY = 1024
+
+
+def is_limited(method: str, path: str) -> bool:
+    """Whatever asks for work; to look, and to cancel, is always allowed."""
+    cancels = path.endswith("/cancel") or path == "/abort_request"
+    return method in ("POST", "PUT") and not cancels
+
+
+class Bucket:
+    def __init__(self, per_minute: int, now: float) -> None:
+        self.limit = per_minute
+        self._level = float(per_minute)
+        self._seen = now
+
+    def level(self, now: float) -> float:
+        """What is left; below zero after an answer that cost more than there was."""
+        self._level = min(self.limit, self._level + self._filled(now))
+        self._seen = max(now, self._seen)
+        return self._level
+
+    def take(self, amount: float, now: float) -> None:
+        self._level = self.level(now) - amount
+
+    def wait(self, wanted: float, now: float) -> float:
+        """Seconds until the level is `wanted`."""
+        return max(0.0, wanted - self.level(now)) * _MINUTE / self.limit
+
+    def _filled(self, now: float) -> float:
+        return max(0.0, now - self._seen) * self.limit / _MINUTE
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What a caller is told of one limit."""
+
+    kind: Kind
+    limit: int
+    remaining: int
+    reset: float
+    """Seconds until the limit is whole again."""
+
+
+class Limits:
+    """The buckets of every caller; one who has not been seen for a minute needs none."""
+
+    def __init__(
+        self,
+        requests: int | None,
+        tokens: int | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        asked: dict[Kind, int | None] = {"requests": requests, "tokens": tokens}
+        self._limits: dict[Kind, int] = {k: v for k, v in asked.items() if v is not None}
+        self._clock = clock
+        self._callers: dict[str, dict[Kind, Bucket]] = {}
+        self._crowd = _MANY
+
+    def __bool__(self) -> bool:
+        return bool(self._limits)
+
+    def admit(self, caller: str) -> None:
+        """Count a request, or raise how long to wait for the next one; a refused one is free."""
+        now = self._clock()
+        buckets = self._of(caller, now)
+        waits = {kind: bucket.wait(1.0, now) for kind, bucket in buckets.items()}
+        kind = max(waits, key=waits.__getitem__)
+        if (wait := waits[kind]) > _BLINK:
+            raise RateLimited(
+                f"The limit of {self._limits[kind]} {kind} per minute is used up "
+                f"(--rate-{kind}). Try again in {math.ceil(wait)} s.",
+                retry_after=wait,
+            )
+        if "requests" in buckets:
+            buckets["requests"].take(1.0, now)
+
+    def charge(self, caller: str, tokens: int) -> None:
+        now = self._clock()
+        if bucket := self._of(caller, now).get("tokens"):
+            bucket.take(tokens, now)
+
+    def standings(self, caller: str) -> list[Standing]:
+        now = self._clock()
+        return [
+            Standing(k, b.limit, max(0, math.floor(b.level(now))), b.wait(b.limit, now))
+            for k, b in self._of(caller, now).items()
+        ]
+
+    def _of(self, caller: str, now: float) -> dict[Kind, Bucket]:
+        if caller not in self._callers:
+            if len(self._callers) >= self._crowd:
+                self._forget(now)
+            self._callers[caller] = {k: Bucket(v, now) for k, v in self._limits.items()}
+        return self._callers[caller]
+
+    def _forget(self, now: float) -> None:
+        """A full bucket is as good as none."""
+        self._callers = {
+            caller: buckets
+            for caller, buckets in self._callers.items()
+            if any(b.level(now) < b.limit for b in buckets.values())
+        }
+        self._crowd = max(_MANY, 2 * len(self._callers))

@@ -1,0 +1,41 @@
+"""The `context` of /api/generate: an earlier exchange in tokens, which the next prompt follows."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from millrace.errors import BadRequest
+from millrace.serving.model import ServedModel
+from millrace.text.deltas import Finish
+from millrace.text.dialect import Conversation
+
+_BORDER = "millrace-border"
+
+
+def followed(context: list[int], chat: Conversation, model: ServedModel) -> list[int]:
+    """The context, and the turn after it as the template writes a turn that is not the first."""
+    size = len(model.tokenizer.vocabulary)
+    if any(token >= size for token in context):
+        raise BadRequest(
+            f"context holds a number that is no token of this model (0 to {size - 1}).",
+            param="context",
+        )
+    earlier = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _BORDER}]
+    whole = model.dialect.render(dataclasses.replace(chat, messages=[*earlier, *chat.messages]))
+    _, border, turn = whole.rpartition(_BORDER)
+    if not border:
+        turn = model.dialect.render(chat)
+    # The template writes the end of the earlier answer, whether that came to its end or not.
+    while context and context[-1] in model.tokenizer.eos_ids:
+        context = context[:-1]
+    return context + model.tokenizer.encode(turn)
+
+
+def after(
+    prompt: list[int], made: list[int], finish: Finish | None, model: ServedModel
+) -> list[int]:
+    """The context to go on from: prompt and answer, without a stop string that was cut off."""
+    if finish is not None and isinstance(finish.matched, str):
+        text = model.tokenizer.decode(made, skip_special=False)
+        made = model.tokenizer.encode(text[: text.rfind(finish.matched)])
+    return prompt + made

@@ -1,0 +1,239 @@
+"""Ollama's library: which models there are, what each is, which are loaded, and taking one away."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import os
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from millrace.api.answer import as_json
+from millrace.api.body import convert, read_object
+from millrace.api.context import context_of
+from millrace.api.ollama.names import bare, find, tagged
+from millrace.api.openapi.describe import READS, describe
+from millrace.errors import BadRequest, ModelNotFound, Unsupported
+from millrace.models import store
+from millrace.models.window import read_config
+from millrace.serving.client import State
+from millrace.serving.model import ServedModel
+from millrace.text.dialect import Dialect
+from millrace.text.tokenizer import Tokenizer
+from millrace.version import __version__
+
+router = APIRouter()
+
+SPEAKS = "0.12.11"
+"""The version of Ollama whose API this is; clients ask for it to know what they may send."""
+_FOR_EVER = "9999-12-31T23:59:59Z"
+
+
+class Named(msgspec.Struct):
+    model: str | None = None
+    name: str | None = None
+    """The older spelling."""
+
+    @property
+    def asked(self) -> str:
+        if not (self.model or self.name):
+            raise BadRequest("Say which model: 'model' is missing.", param="model")
+        return self.model or self.name or ""
+
+
+@router.get("/api/version")
+@router.head("/api/version")
+@describe("ollama", "Which version of the API is spoken")
+async def version() -> Response:
+    return as_json({"version": SPEAKS, "millrace": __version__})
+
+
+@router.get("/api/tags")
+@router.head("/api/tags")
+@describe("ollama", "The models that are served")
+async def tags(http: HttpRequest) -> Response:
+    """Only what can be asked for: a model that lies on disk unserved would be an empty promise."""
+    models = context_of(http).registry.all()
+    return as_json({"models": [await asyncio.to_thread(_listed, m) for m in models]})
+
+
+@router.get("/api/ps")
+@router.head("/api/ps")
+@describe("ollama", "The models that are loaded")
+async def ps(http: HttpRequest) -> Response:
+    running = [m for m in context_of(http).registry.all() if m.client.state is State.READY]
+    found = []
+    for model in running:
+        ready = model.client.ready
+        size = ready.weight_bytes if ready else 0
+        on_gpu = ready is not None and ready.device != "cpu"
+        entry = await asyncio.to_thread(_listed, model)
+        del entry["modified_at"]
+        entry |= {"size": size, "size_vram": size if on_gpu else 0}
+        found.append(entry | {"expires_at": _FOR_EVER, "context_length": model.window})
+    return as_json({"models": found})
+
+
+@router.post("/api/show")
+@describe("ollama", "What a model is", body=Named, statuses=(404, *READS))
+async def show(http: HttpRequest) -> Response:
+    context = context_of(http)
+    name = convert(await read_object(http, context.config.max_body), Named).asked
+    try:
+        model = find(context.registry, name)
+    except ModelNotFound:
+        folder = on_disk(bare(name))
+        if folder is None:
+            raise
+        return as_json(await asyncio.to_thread(_shown, folder, None))
+    return as_json(await asyncio.to_thread(_shown, model.tokenizer.folder, model))
+
+
+@router.delete("/api/delete")
+@describe("ollama", "Remove a model from disk", body=Named, statuses=(404, *READS))
+async def delete(http: HttpRequest) -> Response:
+    context = context_of(http)
+    name = bare(convert(await read_object(http, context.config.max_body), Named).asked)
+    folder = on_disk(name)
+    served = {m.tokenizer.folder.resolve(): m.name for m in context.registry.all()}
+    if name in served.values() or (folder and folder.resolve() in served):
+        raise BadRequest(f"The model '{name}' is being served; it can be removed after that.")
+    if folder is None:
+        raise ModelNotFound(name, list(served.values()))
+    await asyncio.to_thread(store.remove, name)
+    return Response(status_code=200)
+
+
+@router.post("/api/embed")
+@router.post("/api/embeddings")
+@describe("ollama", "Refused: no model here embeds", body=Named, statuses=(404, *READS))
+async def embed(http: HttpRequest) -> Response:
+    context = context_of(http)
+    wire = convert(await read_object(http, context.config.max_body), Named)
+    model = find(context.registry, wire.model)
+    raise Unsupported(f"The model '{model.name}' does not make embeddings.", param="model")
+
+
+@router.post("/api/create")
+@router.post("/api/copy")
+@router.post("/api/push")
+@router.post("/api/blobs/{digest}")
+@router.head("/api/blobs/{digest}")
+@describe("ollama", "Refused by name", needs_body=False, statuses=(400,))
+async def not_here(http: HttpRequest) -> Response:
+    raise Unsupported(
+        f"{http.scope['route'].path} is not supported: models are made and named with the "
+        "millrace command, and are not pushed anywhere."
+    )
+
+
+def on_disk(name: str) -> Path | None:
+    """The folder of a model that millrace keeps; never one that a caller names by its path."""
+    return store.own_folder(name) or (store.hub_folder(name) if "/" in name else None)
+
+
+@dataclass(frozen=True)
+class _About:
+    description: store.Description
+    digest: str
+    modified: str
+
+
+def _about(folder: Path) -> _About:
+    return _read(folder, (folder / "config.json").stat().st_mtime)
+
+
+@functools.lru_cache(maxsize=64)
+def _read(folder: Path, modified: float) -> _About:
+    """The digest tells folders apart by their configuration and their files' names and sizes."""
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    for file in sorted(folder.iterdir()):
+        if file.is_file():
+            digest.update(f"\0{file.name}\0{os.path.getsize(file)}".encode())
+    moment = datetime.fromtimestamp(modified, UTC).isoformat().replace("+00:00", "Z")
+    return _About(store.describe(folder), digest.hexdigest(), moment)
+
+
+def _listed(model: ServedModel) -> dict[str, Any]:
+    about = _about(model.tokenizer.folder)
+    return {
+        "name": tagged(model.name),
+        "model": tagged(model.name),
+        "modified_at": about.modified,
+        "size": about.description.bytes,
+        "digest": about.digest,
+        "details": _details(about.description),
+    }
+
+
+def _details(about: store.Description) -> dict[str, Any]:
+    return {
+        "parent_model": "",
+        "format": "safetensors",
+        "family": about.architecture,
+        "families": [about.architecture],
+        "parameter_size": _size(about.parameters),
+        "quantization_level": about.quantization or about.dtype,
+    }
+
+
+def _size(parameters: int) -> str:
+    for unit, scale in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
+        if parameters >= scale:
+            return f"{parameters / scale:.1f}{unit}"
+    return str(parameters)
+
+
+_INFO = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "vocab_size": "vocab_size",
+}
+"""Ollama's words for what a config.json holds."""
+
+
+def _shown(folder: Path, model: ServedModel | None) -> dict[str, Any]:
+    about = _about(folder)
+    tokenizer = model.tokenizer if model else Tokenizer(folder)
+    dialect = model.dialect if model else Dialect(tokenizer)
+    config = read_config(folder)
+    config |= config.get("text_config") or {}
+    kind = about.description.architecture
+    info: dict[str, Any] = {
+        "general.architecture": kind,
+        "general.parameter_count": about.description.parameters,
+    }
+    info |= {f"{kind}.{ours}": config[key] for ours, key in _INFO.items() if key in config}
+    if model is not None:
+        info[f"{kind}.context_length"] = model.window
+    settings = model.defaults if model else {}
+    return {
+        "modelfile": f"FROM {model.name if model else folder.name}\n",
+        "parameters": "\n".join(f"{name} {value}" for name, value in settings.items()),
+        "template": tokenizer.template_source or "",
+        "details": _details(about.description),
+        "model_info": info,
+        "capabilities": _capabilities(dialect, tokenizer),
+        "modified_at": about.modified,
+    }
+
+
+def _capabilities(dialect: Dialect, tokenizer: Tokenizer) -> list[str]:
+    found = ["completion"]
+    if tokenizer.template_source is not None:
+        found.append("tools")
+        if dialect.format.thought is not None or dialect.format.messages is not None:
+            found.append("thinking")
+    return found

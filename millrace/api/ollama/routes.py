@@ -1,0 +1,167 @@
+"""POST /api/chat and /api/generate."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from fastapi import APIRouter
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from millrace.api.answer import EventStream, as_json, whole
+from millrace.api.body import convert, read_object, refuse, unknown
+from millrace.api.context import context_of, request_id
+from millrace.api.ollama import library, pull
+from millrace.api.ollama.context import after, followed
+from millrace.api.ollama.lines import NDJSON, error_line, now
+from millrace.api.ollama.messages import to_openai
+from millrace.api.ollama.names import find
+from millrace.api.ollama.options import check_options, demanded, fill
+from millrace.api.ollama.parts import Part, Shape, as_message, as_response
+from millrace.api.ollama.schema import (
+    REFUSED_BY_CHAT,
+    REFUSED_BY_GENERATE,
+    ChatRequest,
+    Common,
+    GenerateRequest,
+)
+from millrace.api.ollama.telling import Clock, Telling
+from millrace.api.openapi.describe import RUNS, describe
+from millrace.api.running import run
+from millrace.api.sampling import ignored_header
+from millrace.errors import BadRequest
+from millrace.serving.model import ServedModel
+from millrace.serving.request import Request
+from millrace.text.dialect import Conversation
+from millrace.text.grammar.lark import single
+
+router = APIRouter()
+router.include_router(library.router)
+router.include_router(pull.router)
+
+T = TypeVar("T", bound=Common)
+_NO_TIME = re.compile(r"[-+]?0*\.?0+(ns|us|µs|ms|s|m|h)?")
+
+
+@router.post("/api/chat")
+@describe("ollama", "Answer a conversation", body=ChatRequest, stream=NDJSON, statuses=RUNS)
+async def chat(http: HttpRequest) -> Response:
+    clock = Clock()
+    wire, model, ignored = await _read(http, ChatRequest, REFUSED_BY_CHAT)
+    if not wire.messages:
+        return await _opened(wire, model, as_message, ignored)
+    conversation = _thinking(
+        Conversation(
+            messages=to_openai(wire.messages),
+            tools=wire.tools or [],
+            continue_final=_goes_on(wire),
+        ),
+        wire,
+        model,
+    )
+    id = request_id(http, "ollama-")
+    request = await asyncio.to_thread(model.chat, id, conversation, demanded(wire.format))
+    ignored += _deaf(conversation, model)
+    return await _answer(http, wire, model, request, as_message, clock, ignored)
+
+
+@router.post("/api/generate")
+@describe("ollama", "Answer a prompt", body=GenerateRequest, stream=NDJSON, statuses=RUNS)
+async def generate(http: HttpRequest) -> Response:
+    clock = Clock()
+    wire, model, ignored = await _read(http, GenerateRequest, REFUSED_BY_GENERATE)
+    if not wire.prompt:
+        return await _opened(wire, model, as_response, ignored)
+    id, prompt = request_id(http, "ollama-"), wire.prompt
+    entry = demanded(wire.format)
+    if wire.raw:
+        if wire.system or wire.context or wire.think:
+            raise BadRequest("raw takes the prompt as it is: no system, context or think with it.")
+        request = Request(
+            id=id,
+            prompt=await asyncio.to_thread(model.text_prompt, prompt),
+            grammar=single(entry) if entry is not None else None,
+        )
+        return await _answer(http, wire, model, request, as_response, clock, ignored)
+    messages = [{"role": "system", "content": wire.system}] if wire.system else []
+    messages.append({"role": "user", "content": prompt})
+    conversation = _thinking(Conversation(messages=messages), wire, model)
+    request = await asyncio.to_thread(model.chat, id, conversation, entry)
+    if wire.context:
+        request.prompt = await asyncio.to_thread(followed, wire.context, conversation, model)
+        request.borders = []  # they were those of the prompt without its past
+    ignored += _deaf(conversation, model)
+    return await _answer(http, wire, model, request, as_response, clock, ignored, remember=True)
+
+
+async def _read(
+    http: HttpRequest, type: type[T], refused: Mapping[str, tuple[Any, ...]]
+) -> tuple[T, ServedModel, list[str]]:
+    context = context_of(http)
+    raw = await read_object(http, context.config.max_body)
+    wire = convert(raw, type)
+    refuse(raw, refused)
+    ignored = unknown(raw, {*type.__struct_fields__, *refused}) + check_options(raw)
+    return wire, find(context.registry, wire.model), ignored
+
+
+def _goes_on(wire: ChatRequest) -> bool:
+    """An answer of the assistant's at the end is one to be continued."""
+    last = (wire.messages or [])[-1]
+    return last.role == "assistant" and bool(last.content) and not last.tool_calls
+
+
+def _thinking(chat: Conversation, wire: Common, model: ServedModel) -> Conversation:
+    if wire.think is None:
+        return chat
+    form = model.dialect.format
+    if wire.think and form.thought is None and form.messages is None:
+        raise BadRequest(f'"{wire.model or model.name}" does not support thinking.', param="think")
+    chat.thinking = bool(wire.think)
+    chat.effort = wire.think if isinstance(wire.think, str) else None
+    return chat
+
+
+def _deaf(chat: Conversation, model: ServedModel) -> list[str]:
+    return ["think"] if model.dialect.ignored(chat) else []
+
+
+async def _answer(
+    http: HttpRequest,
+    wire: Common,
+    model: ServedModel,
+    request: Request,
+    shape: Shape,
+    clock: Clock,
+    ignored: list[str],
+    remember: bool = False,
+) -> Response:
+    ignored = ignored + fill(request, wire, model)
+    headers = {"x-request-id": request.id} | ignored_header(ignored)
+    await model.client.settled()
+    clock.loaded()
+    running = run(http, model, request)
+    telling = Telling(
+        wire.model or model.name,
+        shape,
+        running,
+        clock,
+        model.tokenizer.vocabulary,
+        lambda r: after(request.prompt, r.tokens, r.finish, model) if remember else None,
+    )
+    if wire.stream is not False:
+        return EventStream(telling.stream(), running.close, error_line, headers, NDJSON)
+    return as_json(await whole(http, telling.whole(), running.close), headers)
+
+
+async def _opened(wire: Common, model: ServedModel, shape: Shape, ignored: list[str]) -> Response:
+    """Without anything to answer, the request is to load the model, or to let go of it."""
+    await model.client.settled()
+    if wire.keep_alive is not None and _NO_TIME.fullmatch(str(wire.keep_alive)):
+        # The model stays: saying "unload" would be untrue.
+        ignored = [*ignored, "keep_alive"]
+    body = {"model": wire.model or model.name, "created_at": now(), **shape(Part())}
+    return as_json(body | {"done": True, "done_reason": "load"}, ignored_header(ignored))

@@ -1,0 +1,122 @@
+"""The wire types of Ollama's requests, and the line between honoured, refused and advisory fields."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+Unit = Annotated[float, Meta(ge=0.0, le=1.0)]
+Share = Annotated[float, Meta(gt=0.0, le=1.0)]
+Penalty = Annotated[float, Meta(ge=-100.0, le=100.0)]
+Token = Annotated[int, Meta(ge=0)]
+
+
+class Options(msgspec.Struct, kw_only=True):
+    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    top_p: Share | None = None
+    min_p: Unit | None = None
+    typical_p: Share | None = None
+    repeat_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repeat_last_n: Annotated[int, Meta(ge=-1)] | None = None
+    seed: int | None = None
+    num_predict: Annotated[int, Meta(ge=-2)] | None = None
+    """-1 and -2 take what the context window leaves."""
+    num_ctx: Annotated[int, Meta(ge=1)] | None = None
+    stop: str | list[str] | None = None
+
+
+REFUSED_OPTIONS: dict[str, tuple[Any, ...]] = {
+    "mirostat": (0,),
+    "tfs_z": (1, 1.0),
+    "penalize_newline": (True,),
+}
+
+ADVISORY_OPTIONS = frozenset(
+    {
+        "num_keep",  # says what stays when a context is shifted, and ours never is
+        "mirostat_tau",
+        "mirostat_eta",
+        "numa",
+        "num_batch",
+        "num_gpu",
+        "main_gpu",
+        "low_vram",
+        "f16_kv",
+        "logits_all",
+        "vocab_only",
+        "embedding_only",
+        "use_mmap",
+        "use_mlock",
+        "num_thread",
+    }
+)
+
+KNOWN_OPTIONS = frozenset(Options.__struct_fields__) | ADVISORY_OPTIONS | frozenset(REFUSED_OPTIONS)
+
+
+class Common(msgspec.Struct, kw_only=True):
+    """What chat and generate share."""
+
+    model: str | None = None
+    stream: bool | None = None
+    """True if left out."""
+    format: str | dict[str, Any] | None = None
+    options: Options | None = None
+    think: bool | Literal["low", "medium", "high"] | None = None
+    keep_alive: str | float | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    cache_salt: Annotated[str, Meta(max_length=1024)] | None = None
+    """Not Ollama's own: cached state is shared only with requests of the same salt."""
+
+
+class CalledFunction(msgspec.Struct):
+    name: str
+    arguments: dict[str, Any] = {}
+
+
+class ToolCall(msgspec.Struct):
+    function: CalledFunction
+    id: str | None = None
+
+
+class Message(msgspec.Struct):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    thinking: str | None = None
+    images: list[Any] | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class ChatRequest(Common):
+    messages: list[Message] | None = None
+    tools: list[dict[str, Any]] | None = None
+
+
+class GenerateRequest(Common):
+    prompt: str | None = None
+    system: str | None = None
+    raw: bool | None = None
+    context: list[Token] | None = None
+
+
+REFUSED_BY_CHAT: dict[str, tuple[Any, ...]] = {
+    "truncate": (False,),
+    "shift": (False,),
+}
+
+REFUSED_BY_GENERATE: dict[str, tuple[Any, ...]] = REFUSED_BY_CHAT | {
+    "images": ([],),
+    "suffix": ("",),
+    "template": ("",),
+    "width": (0,),
+    "height": (0,),
+    "steps": (0,),
+}

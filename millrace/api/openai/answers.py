@@ -1,0 +1,152 @@
+"""The wire types of OpenAI's answers, for those who read the description; what is sent is held to
+them by tests."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from millrace.api.openai.common import TokenEntry
+
+FinishReason = Literal["stop", "length", "tool_calls", "function_call"]
+
+
+class PromptDetails(msgspec.Struct):
+    cached_tokens: int
+
+
+class CompletionDetails(msgspec.Struct):
+    reasoning_tokens: int
+
+
+class Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
+
+
+class CalledFunction(msgspec.Struct):
+    name: str
+    arguments: str
+
+
+class CalledCustom(msgspec.Struct):
+    name: str
+    input: str
+
+
+class FunctionToolCall(msgspec.Struct, tag="function", tag_field="type"):
+    id: str
+    function: CalledFunction
+
+
+class CustomToolCall(msgspec.Struct, tag="custom", tag_field="type"):
+    id: str
+    custom: CalledCustom
+
+
+class ChatMessage(msgspec.Struct):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: str | None
+    reasoning_content: str | None = None
+    tool_calls: list[FunctionToolCall | CustomToolCall] | None = None
+    function_call: CalledFunction | None = None
+
+
+class ScoredToken(TokenEntry):
+    top_logprobs: list[TokenEntry]
+
+
+class ChatLogprobs(msgspec.Struct):
+    content: list[ScoredToken]
+    refusal: None
+
+
+class ChatChoice(msgspec.Struct):
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+    matched_stop: str | int | None
+
+
+class ChatCompletion(msgspec.Struct):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChatDelta(msgspec.Struct):
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    function_call: dict[str, str] | None = None
+
+
+class ChunkChoice(msgspec.Struct):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+    matched_stop: str | int | None = None
+
+
+class ChatChunk(msgspec.Struct):
+    """A piece of a streamed answer; the stream ends with `[DONE]`, or with an error."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | None = None
+
+
+class CompletionScores(msgspec.Struct):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(msgspec.Struct):
+    index: int
+    text: str
+    logprobs: CompletionScores | None
+    finish_reason: FinishReason | None
+    matched_stop: str | int | None = None
+    prompt_logprobs: list[dict[str, dict[str, Any]] | None] | None = None
+
+
+class Completion(msgspec.Struct):
+    """A whole answer, or a piece of a streamed one."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | None = None
+
+
+class ModelCard(msgspec.Struct):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    context_window: int
+    max_model_len: int
+    alias_of: str | None = None
+
+
+class ModelList(msgspec.Struct):
+    object: Literal["list"]
+    data: list[ModelCard]

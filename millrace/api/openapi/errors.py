@@ -1,0 +1,56 @@
+"""The errors of each protocol as types, and what each status means."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from millrace.api.errors import Shape, anthropic_error, ollama_error, openai_error
+
+
+class ErrorDetail(msgspec.Struct):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class OpenAIError(msgspec.Struct):
+    error: ErrorDetail
+
+
+class AnthropicDetail(msgspec.Struct):
+    type: str
+    message: str
+
+
+class AnthropicError(msgspec.Struct):
+    error: AnthropicDetail
+    type: Literal["error"] = "error"
+
+
+class OllamaError(msgspec.Struct):
+    error: str
+
+
+TYPES: dict[Shape, Any] = {
+    openai_error: OpenAIError,
+    anthropic_error: AnthropicError,
+    ollama_error: OllamaError,
+}
+
+MEANINGS = {
+    200: "The answer.",
+    400: "The request is at fault; the message names the field and what it should be.",
+    401: "The API key is missing or wrong.",
+    404: "There is no such model, request or object.",
+    409: "The object is not in a state that allows it.",
+    413: "The body is larger than --max-body.",
+    429: "Too much load, or more than the limits allow; Retry-After says when to try again.",
+    499: "The request was cancelled.",
+    500: "The server could not carry out the request.",
+    501: "This server does not do that.",
+    503: "No engine is there to answer.",
+    504: "The request was not finished within its own timeout.",
+}

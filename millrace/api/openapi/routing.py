@@ -1,0 +1,17 @@
+"""The routes of an application, whichever way the framework nests them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from fastapi.routing import APIRoute
+from starlette.routing import BaseRoute
+
+
+def flat(routes: Iterable[BaseRoute]) -> Iterator[APIRoute]:
+    """Newer releases of FastAPI keep an included router as one route of its parent."""
+    for route in routes:
+        if isinstance(route, APIRoute):
+            yield route
+        elif (router := getattr(route, "original_router", None)) is not None:
+            yield from flat(router.routes)

@@ -1,0 +1,110 @@
+"""Conversations: named lists of items that responses read and write."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from millrace.api.answer import as_json
+from millrace.api.body import convert, read_object
+from millrace.api.context import context_of
+from millrace.api.responses.ids import fresh
+from millrace.api.responses.items import Item, read_items
+from millrace.api.responses.paging import listed, page
+from millrace.api.responses.store import Store, conversation_object
+from millrace.errors import BadRequest, NotFound
+
+router = APIRouter()
+
+
+class NewConversation(msgspec.Struct):
+    items: list[Any] | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class NewItems(msgspec.Struct):
+    items: list[Any]
+
+
+class Labels(msgspec.Struct):
+    metadata: dict[str, Any]
+
+
+@router.post("/v1/conversations")
+async def create(http: HttpRequest) -> Response:
+    wire = convert(await _body(http), NewConversation)
+    made = conversation_object(fresh("conv_"), int(time.time()), wire.metadata or {})
+    await _store(http).add_conversation(made, _items(wire.items or []))
+    return as_json(made)
+
+
+@router.get("/v1/conversations/{id}")
+async def get(http: HttpRequest, id: str) -> Response:
+    return as_json(await _store(http).conversation(id))
+
+
+@router.post("/v1/conversations/{id}")
+async def update(http: HttpRequest, id: str) -> Response:
+    labels = convert(await _body(http), Labels)
+    found = await _store(http).conversation(id)
+    await _store(http).label_conversation(id, labels.metadata)
+    return as_json(found | {"metadata": labels.metadata})
+
+
+@router.delete("/v1/conversations/{id}")
+async def delete(http: HttpRequest, id: str) -> Response:
+    if not await _store(http).delete_conversation(id):
+        raise NotFound(f"There is no conversation '{id}' here.", param="conversation")
+    return as_json({"id": id, "object": "conversation.deleted", "deleted": True})
+
+
+@router.get("/v1/conversations/{id}/items")
+async def items(http: HttpRequest, id: str) -> Response:
+    await _store(http).conversation(id)
+    return as_json(page(http, await _store(http).conversation_items(id)))
+
+
+@router.post("/v1/conversations/{id}/items")
+async def add(http: HttpRequest, id: str) -> Response:
+    wire = convert(await _body(http), NewItems)
+    await _store(http).conversation(id)
+    added = _items(wire.items)
+    await _store(http).extend_conversation(id, added)
+    return as_json(listed(added))
+
+
+@router.get("/v1/conversations/{id}/items/{item}")
+async def item(http: HttpRequest, id: str, item: str) -> Response:
+    await _store(http).conversation(id)
+    found = [i for i in await _store(http).conversation_items(id) if i["id"] == item]
+    if not found:
+        raise NotFound(f"There is no item '{item}' in this conversation.", param="item_id")
+    return as_json(found[0])
+
+
+@router.delete("/v1/conversations/{id}/items/{item}")
+async def remove(http: HttpRequest, id: str, item: str) -> Response:
+    found = await _store(http).conversation(id)
+    if not await _store(http).shorten_conversation(id, item):
+        raise NotFound(f"There is no item '{item}' in this conversation.", param="item_id")
+    return as_json(found)
+
+
+def _store(http: HttpRequest) -> Store:
+    return context_of(http).store
+
+
+async def _body(http: HttpRequest) -> dict[str, Any]:
+    return await read_object(http, context_of(http).config.max_body)
+
+
+def _items(given: list[Any]) -> list[Item]:
+    read = read_items(given)
+    if any(i["type"] == "item_reference" for i in read):
+        raise BadRequest("A conversation takes whole items, not their names.", param="items")
+    return read

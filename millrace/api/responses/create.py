@@ -1,0 +1,83 @@
+"""POST /v1/responses and POST /v1/responses/input_tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from millrace.api.answer import EventStream, as_json, whole
+from millrace.api.body import read_object
+from millrace.api.context import context_of, request_id
+from millrace.api.responses.answering import Answering, encode
+from millrace.api.responses.ids import fresh
+from millrace.api.responses.parts import Wire
+from millrace.api.responses.prepare import Plan, our_words, prepare
+from millrace.api.responses.store import Store
+from millrace.api.running import run
+from millrace.api.sampling import ignored_header
+from millrace.errors import MillraceError
+from millrace.serving.model import Running
+
+router = APIRouter()
+
+
+@router.post("/v1/responses")
+async def create(http: HttpRequest) -> Response:
+    context = context_of(http)
+    raw = await read_object(http, context.config.max_body)
+    id = fresh("resp_")
+    name = request_id(http, "") if "x-request-id" in http.headers else id
+    plan = await prepare(context.registry, context.store, raw, name)
+    headers = {"x-request-id": name} | ignored_header(plan.ignored)
+    with our_words():
+        running = run(http, plan.model, plan.request)
+    if plan.wire.background:
+        job = await context.jobs.start(id, plan, running, context.store)
+        if not plan.wire.stream:
+            return as_json(job.response(), headers)
+        follow = job.follow(0, context.config.keep_alive)
+        return EventStream(follow, _stay, _nothing, headers)
+    answering = _answering(id, plan, running, context.store)
+    if plan.wire.stream:
+        return EventStream(answering.stream(), running.close, _broken(answering), headers)
+    machine = await whole(http, answering.whole(), running.close)
+    return as_json(machine.response(), headers)
+
+
+@router.post("/v1/responses/input_tokens")
+async def input_tokens(http: HttpRequest) -> Response:
+    """How long the prompt of a request would be, template and tools included."""
+    context = context_of(http)
+    raw = await read_object(http, context.config.max_body)
+    plan = await prepare(context.registry, context.store, raw, fresh("resp_"))
+    count = {"object": "response.input_tokens", "input_tokens": len(plan.request.prompt)}
+    return as_json(count, ignored_header(plan.ignored))
+
+
+def _answering(id: str, plan: Plan, running: Running, store: Store) -> Answering:
+    machine = plan.machine(id)
+
+    async def save(last: list[Wire]) -> None:
+        if plan.stored:
+            named = None if machine.error else plan.conversation
+            await store.put(machine.response(), plan.given, conversation=named)
+
+    return Answering(machine, running, save)
+
+
+def _broken(answering: Answering) -> Any:
+    def tell(error: MillraceError) -> bytes:
+        return b"".join(map(encode, answering.machine.fail(error)))
+
+    return tell
+
+
+def _stay() -> None:
+    """The client has gone; a background response goes on."""
+
+
+def _nothing(error: MillraceError) -> bytes:
+    return b""

@@ -1,0 +1,126 @@
+"""Background responses: work that outlives the connection it came from.
+
+A job keeps its wire events, so that any number of clients can follow it, from any point on. When it
+has ended, the store is where it is found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from millrace.api.answer import KEEP_ALIVE
+from millrace.api.responses.answering import Answering, encode
+from millrace.api.responses.parts import Wire
+from millrace.api.responses.prepare import Plan
+from millrace.api.responses.store import Store
+from millrace.serving.model import Running
+
+
+class Job:
+    def __init__(self, id: str, plan: Plan, running: Running, store: Store) -> None:
+        self.id = id
+        self._plan = plan
+        self._running = running
+        self._store = store
+        self._answering = Answering(plan.machine(id), running, self._save)
+        self._log: list[bytes] = []
+        self._news = asyncio.Event()
+        self.ended = asyncio.Event()
+
+    def response(self) -> dict[str, Any]:
+        self._notice()
+        return self._answering.machine.response()
+
+    async def run(self) -> None:
+        try:
+            async for event in self._answering.events():
+                self._notice()
+                if event is not None:
+                    self._tell([event])
+        finally:
+            self._running.close()
+            self.ended.set()
+            self._tell([])
+
+    async def follow(self, start: int, patience: float) -> AsyncIterator[bytes]:
+        """The job's events from number `start` on, as they come."""
+        while True:
+            while start < len(self._log):
+                yield self._log[start]
+                start += 1
+            if self.ended.is_set():
+                return
+            try:
+                async with asyncio.timeout(patience):
+                    await self._news.wait()
+            except TimeoutError:
+                yield KEEP_ALIVE
+
+    async def cancel(self) -> None:
+        """Returns once the job has ended, which may have been a moment before."""
+        self._plan.model.client.cancel(self._plan.request.id)
+        await self.ended.wait()
+
+    def _notice(self) -> None:
+        """The engine has taken the request up: it is no longer queued."""
+        if self._running.phase != "queued":
+            self._tell(self._answering.machine.start())
+
+    def _tell(self, events: list[Wire]) -> None:
+        self._log += map(encode, events)
+        told, self._news = self._news, asyncio.Event()
+        told.set()
+
+    async def _save(self, last: list[Wire]) -> None:
+        log = b"".join([*self._log, *map(encode, last)])
+        await self._store.put(
+            self._answering.machine.response(),
+            self._plan.given,
+            events=zlib.compress(log, 1),
+            conversation=None if self._answering.machine.error else self._plan.conversation,
+        )
+
+
+class Jobs:
+    """The background responses that are under way."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, Job] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def get(self, id: str) -> Job | None:
+        return self._jobs.get(id)
+
+    async def start(self, id: str, plan: Plan, running: Running, store: Store) -> Job:
+        """Keep what is known, so that the response can be asked for from now on, and go to work."""
+        job = Job(id, plan, running, store)
+        try:
+            await store.put(job.response(), plan.given, running=True)
+        except BaseException:
+            running.close()
+            raise
+        self._jobs[id] = job
+        task = asyncio.create_task(self._run(job))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return job
+
+    async def finished(self, patience: float) -> None:
+        """Wait for all of them, that many seconds at most."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=patience)
+
+    async def _run(self, job: Job) -> None:
+        try:
+            await job.run()
+        finally:
+            del self._jobs[job.id]
+
+
+def replay(compressed: bytes, start: int) -> list[bytes]:
+    """The events of an ended job from number `start` on."""
+    log = zlib.decompress(compressed).split(b"\n\n")
+    return [event + b"\n\n" for event in log[start:] if event]

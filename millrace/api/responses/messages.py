@@ -1,0 +1,117 @@
+"""From items to the messages of a conversation: what belongs to one turn of the assistant is one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from millrace.api.responses.items import Item
+from millrace.api.responses.opaque import unseal
+from millrace.api.responses.tools import flat_name
+from millrace.errors import BadRequest
+
+Message = dict[str, Any]
+
+
+def to_messages(
+    items: Sequence[Item], instructions: str | None, *, only_current: bool = False
+) -> list[Message]:
+    """`only_current` leaves out what was thought before the last user message."""
+    writer = _Writer()
+    if instructions:
+        writer.messages.append({"role": "system", "content": instructions})
+    users = (at for at, item in enumerate(items) if item.get("role") == "user")
+    current = max(users, default=-1) if only_current else -1
+    for at, item in enumerate(items):
+        if item["type"] == "reasoning" and at < current:
+            continue
+        writer.add(item)
+    writer.flush()
+    return writer.messages
+
+
+class _Writer:
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self._turn: Message | None = None
+        """The assistant's turn that is being put together."""
+        self._called: set[str] = set()
+
+    def add(self, item: Item) -> None:
+        match item["type"]:
+            case "message" if item["role"] == "assistant":
+                self._say(item)
+            case "message":
+                self.flush()
+                self.messages.append({"role": item["role"], "content": _parts(item["content"])})
+            case "reasoning":
+                self._think(thought_of(item))
+            case "function_call" | "custom_tool_call":
+                self._call(item)
+            case "function_call_output" | "custom_tool_call_output":
+                self._answer(item)
+
+    def flush(self) -> None:
+        if self._turn is not None:
+            # A thought that nothing came of is no turn: it belongs to a cut-off answer.
+            if "content" in self._turn or "tool_calls" in self._turn:
+                self.messages.append({"content": None} | self._turn)
+            self._turn = None
+
+    def _open(self) -> Message:
+        if self._turn is None:
+            self._turn = {"role": "assistant"}
+        return self._turn
+
+    def _say(self, item: Item) -> None:
+        text = "".join(p.get("text") or p.get("refusal") or "" for p in item["content"])
+        if self._turn and "content" in self._turn and "tool_calls" not in self._turn:
+            self.flush()
+        turn = self._open()
+        turn["content"] = turn.get("content", "") + text
+
+    def _think(self, thought: str) -> None:
+        if self._turn and ("content" in self._turn or "tool_calls" in self._turn):
+            self.flush()
+        turn = self._open()
+        before = turn.get("reasoning_content")
+        turn["reasoning_content"] = f"{before}\n\n{thought}" if before else thought
+
+    def _call(self, item: Item) -> None:
+        if item.get("status") == "incomplete":
+            return
+        custom = item["type"] == "custom_tool_call"
+        arguments = json.dumps({"input": item["input"]}) if custom else item["arguments"]
+        name = flat_name(item.get("namespace"), item["name"])
+        function = {"name": name, "arguments": arguments}
+        self._called.add(item["call_id"])
+        calls = self._open().setdefault("tool_calls", [])
+        calls.append({"id": item["call_id"], "type": "function", "function": function})
+
+    def _answer(self, item: Item) -> None:
+        self.flush()
+        if item["call_id"] not in self._called:
+            raise BadRequest(
+                f"There is no tool call with the call_id '{item['call_id']}' before its output.",
+                param="input",
+            )
+        output = item["output"]
+        content = output if isinstance(output, str) else _parts(output)
+        self.messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
+
+
+def _parts(parts: Sequence[Item]) -> Any:
+    texts = [p["text"] if "text" in p else p["refusal"] for p in parts]
+    if len(texts) == 1:
+        return texts[0]
+    return [{"type": "text", "text": text} for text in texts]
+
+
+def thought_of(item: Item) -> str:
+    """The words of a reasoning item, from wherever they are whole."""
+    sealed = item.get("encrypted_content")
+    if sealed and (thought := unseal(sealed)) is not None:
+        return thought
+    parts = item.get("content") or item["summary"]
+    return "\n\n".join(p["text"] for p in parts)

@@ -1,0 +1,91 @@
+"""Stored responses by their id: get or follow, delete, cancel, and the items they were given."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from millrace.api.answer import EventStream, as_json
+from millrace.api.context import context_of
+from millrace.api.responses.jobs import replay
+from millrace.api.responses.paging import number, page
+from millrace.errors import BadRequest, NotFound
+
+router = APIRouter()
+
+
+@router.get("/v1/responses/{id}")
+async def get(http: HttpRequest, id: str) -> Response:
+    if http.query_params.get("stream", "false").lower() in ("true", "1"):
+        return await _follow(http, id)
+    return as_json(await _response(http, id))
+
+
+async def _follow(http: HttpRequest, id: str) -> Response:
+    context = context_of(http)
+    start = number(http, "starting_after", -1) + 1
+    if start < 0:
+        raise BadRequest("starting_after cannot be below -1.", param="starting_after")
+    if job := context.jobs.get(id):
+        events = job.follow(start, context.config.keep_alive)
+    else:
+        await context.store.response(id)
+        kept = await context.store.events(id)
+        if kept is None:
+            raise BadRequest(
+                f"The response '{id}' was not made in the background, so it cannot be followed.",
+                param="stream",
+            )
+        events = _all(replay(kept, start))
+    return EventStream(events, lambda: None, lambda error: b"")
+
+
+async def _all(events: Iterable[bytes]) -> AsyncIterator[bytes]:
+    for event in events:
+        yield event
+
+
+async def _response(http: HttpRequest, id: str) -> dict[str, Any]:
+    context = context_of(http)
+    job = context.jobs.get(id)
+    return job.response() if job else await context.store.response(id)
+
+
+@router.delete("/v1/responses/{id}")
+async def delete(http: HttpRequest, id: str) -> Response:
+    context = context_of(http)
+    if job := context.jobs.get(id):
+        await job.cancel()
+    if not await context.store.delete(id):
+        raise NotFound(f"There is no response '{id}' here.", param="response_id")
+    return as_json({"id": id, "object": "response", "deleted": True})
+
+
+@router.post("/v1/responses/{id}/cancel")
+async def cancel(http: HttpRequest, id: str) -> Response:
+    context = context_of(http)
+    if job := context.jobs.get(id):
+        await job.cancel()
+        return as_json(job.response())
+    found = await context.store.response(id)
+    if not found["background"]:
+        raise BadRequest(
+            f"The response '{id}' was not made in the background, so it cannot be cancelled.",
+            param="response_id",
+        )
+    return as_json(found)
+
+
+@router.get("/v1/responses/{id}/input_items")
+async def input_items(http: HttpRequest, id: str) -> Response:
+    """All that the response was given, what it goes back to included."""
+    context = context_of(http)
+    found = await context.store.response(id)
+    own = await context.store.input(id)
+    before = found["previous_response_id"]
+    earlier = await context.store.chain(before) if before else []
+    return as_json(page(http, earlier + own))

@@ -1,0 +1,77 @@
+"""Where messages end in a prompt: the places at which a later prompt may part from it.
+
+Found by rendering, since only the template knows what stands between two messages. Needed for models
+whose state cannot be cut anywhere; the positions are advice and never change an answer.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from millrace.errors import BadRequest
+from millrace.text.dialect import Conversation, Dialect
+
+RECENT = 3
+"""Messages whose ends are looked for; those of earlier ones were found in earlier turns."""
+_WORDS = "\ue002"
+"""A private character, which no template and no text has."""
+
+
+def borders(dialect: Dialect, chat: Conversation, text: str, ends: Sequence[int]) -> list[int]:
+    """How many tokens of the prompt come before each border.
+
+    `text` is the rendered prompt and `ends` says at which character each of its tokens ends.
+    """
+    places = {bisect.bisect_right(ends, at) for at in _places(dialect, chat, text)}
+    return sorted(p for p in places if 0 < p < len(ends))
+
+
+def opening(dialect: Dialect, chat: Conversation) -> str:
+    """All that the prompt has before its first user's words: the system message and the tools."""
+    first = next((i for i, m in enumerate(chat.messages) if m.get("role") == "user"), None)
+    before = chat.messages[:first]
+    return _render(dialect, chat, [*before, _said("user")]).partition(_WORDS)[0]
+
+
+def _places(dialect: Dialect, chat: Conversation, text: str) -> Iterator[int]:
+    """The same in characters."""
+    messages = chat.messages
+    try:
+        yield _shared(opening(dialect, chat), text)
+    except BadRequest:
+        pass
+    for count in range(len(messages), max(0, len(messages) - RECENT), -1):
+        try:
+            begun = _render(dialect, chat, messages[:count])
+        except BadRequest:
+            continue  # templates refuse conversations that end with this role or that
+        if text.startswith(begun):
+            yield len(begun)
+    # The next turn, once there is an answer: templates drop thoughts then, or move the tools.
+    answered = [] if messages[-1].get("role") == "assistant" else [_said("assistant")]
+    try:
+        yield _shared(_render(dialect, chat, [*messages, *answered, _said("user")]), text)
+    except BadRequest:
+        pass
+
+
+def _render(dialect: Dialect, chat: Conversation, messages: Sequence[Mapping[str, Any]]) -> str:
+    return dialect.render(
+        replace(chat, messages=messages, add_generation_prompt=False, continue_final=False)
+    )
+
+
+def _said(role: str) -> dict[str, Any]:
+    return {"role": role, "content": _WORDS}
+
+
+def _shared(one: str, other: str) -> int:
+    """How many characters two texts have in common, counted from their beginnings."""
+    return bisect.bisect_left(
+        range(1, min(len(one), len(other)) + 1),
+        True,
+        key=lambda count: one[:count] != other[:count],
+    )

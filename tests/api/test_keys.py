@@ -1,0 +1,304 @@
+"""API keys, rate limits and web pages' origins: the rules by themselves, and on a server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from api import scrape, tiny_folder
+from conftest import Server
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.api.keys import Keys, gather, is_exposed, parse, secrets_in
+from millrace.config import ApiKey
+from millrace.errors import SetupError
+
+BODY: dict[str, Any] = {"prompt": "Once", "max_tokens": 2, "temperature": 0, "ignore_eos": True}
+CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+SECRETS = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=20)
+
+
+@given(st.lists(SECRETS, unique=True, min_size=1, max_size=6), SECRETS)
+def test_a_key_opens_and_nothing_else_does(secrets: list[str], other: str) -> None:
+    keys = Keys([ApiKey(secret=s, name=f"n{i}") for i, s in enumerate(secrets)])
+    for number, secret in enumerate(secrets):
+        found = keys.find([b"wrong", secret.encode()])
+        assert found is not None and found.name == f"n{number}"
+        assert secret not in found.id or len(secret) < 3
+    assert (keys.find([other.encode()]) is not None) == (other in secrets)
+    assert keys.find([]) is None
+    assert keys.find([b""]) is None
+
+
+def test_an_identity_is_stable_and_told_apart() -> None:
+    first, again, other = (
+        Keys([ApiKey(secret=s)]).find([s.encode()]) for s in ("sk-a", "sk-a", "sk-b")
+    )
+    assert first is not None and other is not None
+    assert first == again and first.id != other.id
+
+
+def test_a_key_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# people\nann: sk-1\n\n  sk-2  \nbob:sk:3\nsk-1\n")
+    keys = gather(["sk-0"], str(file))
+    assert [(k.name, k.secret) for k in keys] == [
+        ("", "sk-0"), ("ann", "sk-1"), ("", "sk-2"), ("bob", "sk:3"),
+    ]  # fmt: skip
+    assert "sk-1" not in repr(keys)
+
+
+@pytest.mark.parametrize("text", ["ann:", "a b", "ann:kéy", "k\x00y"])
+def test_a_bad_line_is_named(text: str) -> None:
+    with pytest.raises(SetupError, match="keys, line 2"):
+        parse(f"# first\n{text}", "keys")
+
+
+def test_a_file_that_opens_nothing_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("# nobody\n")
+    for name in ("empty", "missing"):
+        with pytest.raises(SetupError, match=name):
+            gather([], str(tmp_path / name))
+    with pytest.raises(SetupError, match="--api-key"):
+        gather([""], None)
+
+
+def test_both_headers_are_read() -> None:
+    headers = [(b"authorization", b"bearer  one"), (b"x-api-key", b" two "), (b"x", b"three")]
+    assert secrets_in(headers) == [b"one", b"two"]
+    assert secrets_in([(b"authorization", b"Basic b25l"), (b"authorization", b"one")]) == []
+
+
+@pytest.mark.parametrize(
+    ("address", "exposed"),
+    [("127.0.0.1", False), ("127.1.2.3", False), ("::1", False), ("0.0.0.0", True), ("::", True),
+     ("192.168.0.7", True), ("fe80::1%eth0", True)],
+)  # fmt: skip
+def test_who_is_exposed(address: str, exposed: bool) -> None:
+    assert is_exposed(address, ()) == exposed
+    assert not is_exposed(address, (ApiKey(secret="k"),))
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory, default_model: Path) -> Path:
+    return tiny_folder.make(tmp_path_factory.mktemp("keys") / "tiny", default_model)
+
+
+@pytest.fixture(scope="module")
+def guarded(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with three keys, tight limits, two further names and one friendly web page."""
+    file = tmp_path_factory.mktemp("keyfile") / "keys"
+    file.write_text("file:sk-file\ntokens:sk-tokens\n")
+    running = Server(
+        str(tiny), "--name", "tiny", "--alias", "gpt-4o", "--alias", "small/one",
+        "--api-key-file", str(file), "--rate-requests", "6", "--rate-tokens", "100",
+        "--cors-origin", "https://page.example",
+        env={"MILLRACE_API_KEY": "sk-env sk-env2"},
+    ).wait_ready()  # fmt: skip
+    yield running
+    running.stop()
+
+
+def _bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+OPENAI = {"message", "type", "param", "code"}
+PATHS = [
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/completions"),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/status"),
+    ("GET", "/metrics"),
+    ("POST", "/v1/messages"),
+    ("POST", "/api/chat"),
+    ("POST", "/v1/responses"),
+    ("POST", "/generate"),
+    ("GET", "/nothing/here"),
+    ("POST", "/health"),
+    ("GET", "/health/"),
+    ("GET", "//health"),
+]
+
+
+@pytest.mark.parametrize(("method", "path"), PATHS)
+@pytest.mark.parametrize("headers", [{}, _bearer("sk-wrong"), {"x-api-key": ""}])
+def test_without_a_key_nothing_is_told(
+    guarded: Server, method: str, path: str, headers: dict[str, str]
+) -> None:
+    if path == "/health" and method == "POST":
+        pytest.skip("an open path, whatever the method")
+    response = httpx.request(method, guarded.url + path, headers=headers, json={})
+    assert response.status_code == 401
+    assert response.headers["www-authenticate"].startswith("Bearer")
+    body = response.json()
+    if path.startswith("/v1/messages"):
+        assert body["type"] == "error" and body["error"]["type"] == "authentication_error"
+    elif path.startswith("/api/"):
+        assert isinstance(body["error"], str)
+    else:
+        assert set(body["error"]) == OPENAI
+        assert body["error"]["type"] == "authentication_error"
+        assert body["error"]["code"] == "invalid_api_key"
+
+
+@pytest.mark.parametrize("path", ["/health", "/docs", "/openapi.json"])
+def test_what_is_public_stays_so(guarded: Server, path: str) -> None:
+    assert httpx.get(guarded.url + path).status_code == 200
+
+
+@pytest.mark.parametrize("key", ["sk-env", "sk-env2", "sk-file", "sk-tokens"])
+def test_either_header_will_do(guarded: Server, key: str) -> None:
+    for headers in (_bearer(key), {"x-api-key": key}, _bearer("none") | {"x-api-key": key}):
+        assert httpx.get(f"{guarded.url}/v1/models", headers=headers).status_code == 200
+
+
+def test_a_large_body_is_refused_as_well(guarded: Server) -> None:
+    response = httpx.post(f"{guarded.url}/v1/completions", content=b"x" * 4_000_000, timeout=30)
+    assert response.status_code == 401
+
+
+def test_the_sdk_raises_its_own_error(guarded: Server) -> None:
+    client = openai.OpenAI(base_url=f"{guarded.url}/v1", api_key="sk-wrong", max_retries=0)
+    with pytest.raises(openai.AuthenticationError):
+        client.models.list()
+
+
+def test_further_names_are_listed_and_answered(guarded: Server) -> None:
+    headers = _bearer("sk-env2")
+    listed = httpx.get(f"{guarded.url}/v1/models", headers=headers).json()["data"]
+    assert [m["id"] for m in listed] == ["tiny", "gpt-4o", "small/one"]
+    assert [m.get("alias_of") for m in listed] == [None, "tiny", "tiny"]
+    for name in ("gpt-4o", "small/one"):
+        one = httpx.get(f"{guarded.url}/v1/models/{name}", headers=headers).json()
+        assert one["id"] == name
+    answer = guarded.post("/v1/completions", BODY | {"model": "small/one"}, headers=headers)
+    assert answer.status_code == 200
+    assert answer.json()["model"] == "tiny"
+
+
+def test_requests_are_limited_per_key(guarded: Server) -> None:
+    left = []
+    for _ in range(6):
+        response = guarded.post(
+            "/v1/completions", BODY | {"max_tokens": 1}, headers=_bearer("sk-env")
+        )
+        assert response.status_code == 200
+        assert response.headers["x-ratelimit-limit-requests"] == "6"
+        assert response.headers["x-ratelimit-reset-requests"].endswith("s")
+        left.append(int(response.headers["x-ratelimit-remaining-requests"]))
+    assert left[0] == 5 and left == sorted(left, reverse=True)
+    refused = guarded.post("/v1/completions", BODY, headers=_bearer("sk-env"))
+    while refused.status_code == 200:  # a slow machine: the bucket fills by one in ten seconds
+        refused = guarded.post(
+            "/v1/completions", BODY | {"max_tokens": 1}, headers=_bearer("sk-env")
+        )
+    assert refused.status_code == 429
+    assert 1 <= int(refused.headers["retry-after"]) <= 10
+    assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+    error = refused.json()["error"]
+    assert set(error) == OPENAI
+    assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+    messages = guarded.post("/v1/messages", {}, headers={"x-api-key": "sk-env"})
+    assert messages.status_code == 429
+    assert messages.json()["error"]["type"] == "rate_limit_error"
+    assert messages.headers["anthropic-ratelimit-requests-limit"] == "6"
+    assert messages.headers["anthropic-ratelimit-requests-reset"].endswith("Z")
+    assert httpx.get(f"{guarded.url}/v1/models", headers=_bearer("sk-env")).status_code == 200
+    other = guarded.post("/v1/completions", BODY, headers=_bearer("sk-env2"))
+    assert other.status_code == 200, "another key has its own share"
+    counted = httpx.get(f"{guarded.url}/metrics", headers=_bearer("sk-env")).text
+    assert 'endpoint="/v1/completions",model="",outcome="rate_limit_exceeded"' in counted
+    assert 'endpoint="",model="",outcome="invalid_api_key"' in counted
+    assert "/nothing/here" not in counted
+
+
+def test_tokens_are_charged_when_an_answer_ends(guarded: Server) -> None:
+    headers = _bearer("sk-tokens")
+    first = guarded.post("/v1/completions", BODY | {"max_tokens": 20}, headers=headers)
+    cost = first.json()["usage"]["total_tokens"]
+    left = int(first.headers["x-ratelimit-remaining-tokens"])
+    assert 100 - cost <= left <= 100 - cost + 20
+    stream = guarded.post(
+        "/v1/chat/completions", CHAT | {"stream": True, "max_tokens": 120}, headers=headers
+    )
+    assert stream.text.endswith("data: [DONE]\n\n")
+    refused = guarded.post("/v1/chat/completions", CHAT, headers=headers)
+    assert refused.status_code == 429
+    assert "--rate-tokens" in refused.json()["error"]["message"]
+    assert int(refused.headers["retry-after"]) > 5
+    assert refused.headers["x-ratelimit-remaining-tokens"] == "0"
+
+
+def test_a_preflight_needs_no_key(guarded: Server) -> None:
+    asking = {
+        "origin": "https://page.example",
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization, content-type, x-stainless-os",
+    }
+    allowed = httpx.options(f"{guarded.url}/v1/chat/completions", headers=asking)
+    assert allowed.status_code == 200
+    assert allowed.headers["access-control-allow-origin"] == "https://page.example"
+    assert "authorization" in allowed.headers["access-control-allow-headers"].lower()
+    other = httpx.options(
+        f"{guarded.url}/v1/models", headers=asking | {"origin": "https://x.example"}
+    )
+    assert "access-control-allow-origin" not in other.headers
+    denied = httpx.get(f"{guarded.url}/v1/models", headers={"origin": "https://page.example"})
+    assert denied.status_code == 401, "the page may read the refusal"
+    assert denied.headers["access-control-allow-origin"] == "https://page.example"
+    assert "x-request-id" in denied.headers["access-control-expose-headers"]
+
+
+def test_origins_are_off_by_default_and_open_to_all_with_a_star(
+    start: Callable[..., Server], tiny: Path
+) -> None:
+    star = start(str(tiny), "--cors-origin", "*", "--rate-requests", "2").wait_ready()
+    page = {"origin": "https://any.example"}
+    answer = httpx.get(f"{star.url}/v1/models", headers=page)
+    assert answer.headers["access-control-allow-origin"] == "*"
+    codes = [star.post("/v1/completions", BODY).status_code for _ in range(3)]
+    assert codes == [200, 200, 429], "without keys, each address has its share"
+    assert scrape.total(star, "millrace_requests_total", outcome="rate_limit_exceeded") == 1
+
+
+def test_a_server_in_the_open_warns(start: Callable[..., Server], tiny: Path) -> None:
+    server = start(str(tiny), "--host", "0.0.0.0").wait_ready()
+    assert "without an API key" in server.log()
+    plain = httpx.get(f"{server.url}/v1/models", headers={"origin": "https://any.example"})
+    assert "access-control-allow-origin" not in plain.headers
+    assert "x-ratelimit-limit-requests" not in server.post("/v1/completions", BODY).headers
+
+
+def test_a_key_that_cannot_be_sent_is_told_at_once(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    ended = subprocess.run(
+        [sys.executable, "-m", "millrace", "serve", "--api-key", "two words"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 1
+    assert "without spaces" in " ".join(ended.stderr.split())
+
+
+def test_a_stream_tells_its_limits_at_its_start(guarded: Server) -> None:
+    with httpx.stream(
+        "POST",
+        f"{guarded.url}/v1/completions",
+        json=BODY | {"stream": True},
+        headers=_bearer("sk-file"),
+        timeout=30,
+    ) as response:
+        assert response.headers["x-ratelimit-remaining-requests"] == "5"
+        lines = [x.removeprefix("data: ") for x in response.iter_lines() if x.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    assert json.loads(lines[0])["choices"]

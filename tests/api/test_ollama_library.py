@@ -1,0 +1,128 @@
+"""Ollama's library calls through its own client: list, show, ps, pull, delete, and refusals."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import ollama
+import pytest
+from api import tiny_folder
+from conftest import Server
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("library")
+
+
+@pytest.fixture(scope="module")
+def library(home: Path, default_model: Path) -> Iterator[Server]:
+    """A server with a home of its own, in which lie the served model and another."""
+    served = tiny_folder.make(home / "models" / "served", default_model)
+    shutil.copytree(served, home / "models" / "spare")
+    env = {"MILLRACE_HOME": str(home), "HF_HUB_CACHE": str(home / "hub"), "HF_HUB_OFFLINE": "1"}
+    running = Server(str(served), env=env).wait_ready()
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def client(library: Server) -> ollama.Client:
+    return ollama.Client(library.url)
+
+
+def test_list_and_ps(client: ollama.Client, library: Server) -> None:
+    (listed,) = client.list().models
+    assert listed.model == "served:latest"
+    assert listed.modified_at and listed.size and len(listed.digest or "") == 64
+    assert listed.details and listed.details.family == "llama"
+    assert listed.details.parameter_size == "1.6M"
+    (loaded,) = client.ps().models
+    assert (loaded.model, loaded.digest) == (listed.model, listed.digest)
+    assert loaded.context_length == 8192 and loaded.expires_at and loaded.size
+    assert client.generate(listed.model or "", "a", raw=True, options={"num_predict": 1}).done
+
+
+def test_show(client: ollama.Client) -> None:
+    for name in ("served", "served:latest", "spare"):
+        shown = client.show(name)
+        assert shown.modelinfo and shown.modelinfo["general.architecture"] == "llama"
+        assert shown.modelinfo["llama.context_length"] == 8192
+        assert shown.capabilities == ["completion", "tools"]
+    for name in ("nope", "../models/served", "/etc"):
+        with pytest.raises(ollama.ResponseError) as caught:
+            client.show(name)
+        assert caught.value.status_code == 404
+
+
+def test_show_of_a_chat_model(server: Server) -> None:
+    shown = ollama.Client(server.url).show("smollm2")
+    assert shown.capabilities == ["completion", "tools"]
+    assert "im_start" in (shown.template or "")
+    assert "temperature 0.2" in (shown.parameters or "")
+
+
+def test_version_and_heads(library: Server) -> None:
+    assert httpx.get(f"{library.url}/api/version").json()["version"].count(".") == 2
+    for path in ("/api/version", "/api/tags", "/api/ps"):
+        assert httpx.head(f"{library.url}{path}").status_code == 200
+
+
+def test_pull_of_what_is_here(client: ollama.Client) -> None:
+    for name in ("served", "spare", "spare:latest"):
+        assert client.pull(name).status == "success"
+        steps = [s.status for s in client.pull(name, stream=True)]
+        assert steps[0] == "pulling manifest" and steps[-1] == "success"
+
+
+def test_pull_without_a_network(client: ollama.Client, library: Server) -> None:
+    with pytest.raises(ollama.ResponseError, match="org/none"):
+        client.pull("org/none")
+    with pytest.raises(ollama.ResponseError, match="org/none"):
+        list(client.pull("org/none", stream=True))
+    with httpx.stream("POST", f"{library.url}/api/pull", json={"name": "llama9"}) as response:
+        assert response.status_code == 200
+        lines = [json.loads(line) for line in response.iter_lines()]
+    assert set(lines[-1]) == {"error"} and "llama9" in lines[-1]["error"]
+
+
+def test_paths_are_no_names(client: ollama.Client, home: Path) -> None:
+    for name in (str(home / "models" / "spare"), "../x", "./y", "a/b/c", "-x"):
+        with pytest.raises(ollama.ResponseError) as caught:
+            client.pull(name)
+        assert caught.value.status_code == 400
+
+
+def test_delete(client: ollama.Client, home: Path) -> None:
+    with pytest.raises(ollama.ResponseError, match="served") as caught:
+        client.delete("served")
+    assert caught.value.status_code == 400
+    shutil.copytree(home / "models" / "spare", home / "models" / "away")
+    assert client.delete("away:latest").status == "success"
+    assert not (home / "models" / "away").exists()
+    with pytest.raises(ollama.ResponseError) as caught:
+        client.delete("away")
+    assert caught.value.status_code == 404
+
+
+def test_what_is_refused_by_name(client: ollama.Client, library: Server) -> None:
+    with pytest.raises(ollama.ResponseError, match="embeddings"):
+        client.embed("served", "hi")
+    with pytest.raises(ollama.ResponseError, match="embeddings"):
+        client.embeddings("served", "hi")
+    with pytest.raises(ollama.ResponseError) as caught:
+        client.embed("nope", "hi")
+    assert caught.value.status_code == 404
+    with pytest.raises(ollama.ResponseError, match="/api/create"):
+        client.create("mine", from_="served")
+    with pytest.raises(ollama.ResponseError, match="/api/push"):
+        client.push("served")
+    assert (
+        "/api/copy"
+        in library.post("/api/copy", {"source": "a", "destination": "b"}).json()["error"]
+    )
+    assert library.post("/api/show", {}).status_code == 400

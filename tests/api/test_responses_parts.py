@@ -1,0 +1,489 @@
+"""The parts of Responses that need no model: the machine, freeform input, tools, cuts, the store."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.api.responses.database import Database
+from millrace.api.responses.freeform import InputText
+from millrace.api.responses.items import read_items
+from millrace.api.responses.machine import Machine
+from millrace.api.responses.messages import thought_of, to_messages
+from millrace.api.responses.opaque import seal, unseal
+from millrace.api.responses.store import LOST, Store, open_store
+from millrace.api.responses.tools import Offered, choose, flat_name, open_tools
+from millrace.api.responses.truncation import shortest_cut, without
+from millrace.errors import (
+    BadRequest,
+    Cancelled,
+    EngineUnavailable,
+    MillraceError,
+    NotFound,
+    SetupError,
+    Unsupported,
+)
+from millrace.text.deltas import (
+    Content,
+    Delta,
+    Finish,
+    Reasoning,
+    ToolCallArguments,
+    ToolCallStart,
+    Usage,
+)
+
+OFFERED = {
+    "look": Offered("function", "look"),
+    "files__read": Offered("function", "read", "files"),
+    "patch": Offered("custom", "patch"),
+}
+ECHO = {"id": "resp_1", "object": "response", "previous_response_id": None}
+
+
+def run(machine: Machine, *pieces: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    events = machine.begin()
+    for piece in pieces:
+        events += machine.feed(Delta(0, piece))
+    machine.feed(Usage(10, 5, 3, 7, 2))
+    events.append(machine.end())
+    # What is sent is what the events were when they were made.
+    return msgspec.json.decode(msgspec.json.encode(events)), machine.response()
+
+
+def types(events: list[dict[str, Any]]) -> list[str]:
+    return [e["type"].removeprefix("response.") for e in events]
+
+
+def test_behaviour_32_events_come_in_order_with_rising_numbers() -> None:
+    events, response = run(
+        Machine(ECHO, OFFERED, summary=True, sealed=True),
+        Reasoning("Let me "),
+        Reasoning("look."),
+        Content("On"),
+        Content(" it."),
+        ToolCallStart(0, "call_a", "look"),
+        ToolCallArguments(0, '{"at"'),
+        ToolCallArguments(0, ': "sea"}'),
+        ToolCallStart(1, "call_b", "files__read"),
+        ToolCallArguments(1, "{}"),
+        Finish("tool_calls"),
+    )
+    assert [e["sequence_number"] for e in events] == list(range(len(events)))
+    assert types(events) == [
+        "created",
+        "in_progress",
+        "output_item.added",
+        "reasoning_summary_part.added",
+        "reasoning_summary_text.delta",
+        "reasoning_summary_text.delta",
+        "reasoning_summary_text.done",
+        "reasoning_summary_part.done",
+        "output_item.done",
+        "output_item.added",
+        "content_part.added",
+        "output_text.delta",
+        "output_text.delta",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "output_item.added",
+        "function_call_arguments.delta",
+        "function_call_arguments.delta",
+        "function_call_arguments.done",
+        "output_item.done",
+        "output_item.added",
+        "function_call_arguments.delta",
+        "function_call_arguments.done",
+        "output_item.done",
+        "completed",
+    ]
+    done = [e["item"] for e in events if e["type"] == "response.output_item.done"]
+    assert done == response["output"] == events[-1]["response"]["output"]
+    added = [e["item"] for e in events if e["type"] == "response.output_item.added"]
+    assert [i["id"] for i in added] == [i["id"] for i in done]
+    assert all(i["status"] == "in_progress" for i in added)
+    assert added[0]["summary"] == [] and added[1]["content"] == [] and added[2]["arguments"] == ""
+    thought, message, look, read = done
+    assert thought["summary"] == [{"type": "summary_text", "text": "Let me look."}]
+    assert unseal(thought["encrypted_content"]) == thought_of(thought) == "Let me look."
+    assert message["content"][0]["text"] == "On it."
+    assert (look["name"], look["call_id"], look["arguments"]) == ("look", "call_a", '{"at": "sea"}')
+    assert "namespace" not in look
+    assert (read["name"], read["namespace"]) == ("read", "files")
+    assert response["usage"] == {
+        "input_tokens": 10,
+        "input_tokens_details": {"cached_tokens": 3, "cache_write_tokens": 7},
+        "output_tokens": 5,
+        "output_tokens_details": {"reasoning_tokens": 2},
+        "total_tokens": 15,
+    }
+
+
+def test_a_thought_without_a_summary_is_reasoning_text() -> None:
+    events, response = run(Machine(ECHO, {}), Reasoning("hm"), Content("ok"), Finish("stop"))
+    assert types(events)[2:7] == [
+        "output_item.added",
+        "content_part.added",
+        "reasoning_text.delta",
+        "reasoning_text.done",
+        "content_part.done",
+    ]
+    thought = response["output"][0]
+    assert thought["summary"] == []
+    assert thought["content"] == [{"type": "reasoning_text", "text": "hm"}]
+    assert "encrypted_content" not in thought
+
+
+def test_a_freeform_call_tells_its_text() -> None:
+    events, response = run(
+        Machine(ECHO, OFFERED),
+        ToolCallStart(0, "call_p", "patch"),
+        ToolCallArguments(0, '{"inp'),
+        ToolCallArguments(0, 'ut": "*** Begin\\n+'),
+        ToolCallArguments(0, '\\u00e9"}'),
+        Finish("tool_calls"),
+    )
+    deltas = [e["delta"] for e in events if e["type"].endswith("custom_tool_call_input.delta")]
+    assert deltas == ["*** Begin\n+", "é"]
+    (call,) = response["output"]
+    assert (call["type"], call["name"], call["input"]) == (
+        "custom_tool_call",
+        "patch",
+        "*** Begin\n+é",
+    )
+    assert types(events)[-3:] == ["custom_tool_call_input.done", "output_item.done", "completed"]
+
+
+def test_a_freeform_call_that_is_no_such_object_is_its_own_input() -> None:
+    _, response = run(
+        Machine(ECHO, OFFERED),
+        ToolCallStart(0, "c", "patch"),
+        ToolCallArguments(0, '{"text": 1}'),
+        Finish("tool_calls"),
+    )
+    assert response["output"][0]["input"] == '{"text": 1}'
+
+
+@given(
+    text=st.text(),
+    cuts=st.lists(st.integers(0, 200), max_size=8),
+    ascii=st.booleans(),
+    more=st.booleans(),
+)
+def test_freeform_input_is_read_however_it_is_cut(
+    text: str, cuts: list[int], ascii: bool, more: bool
+) -> None:
+    value = {"other": {"input": ["no", 1]}, "input": text} if more else {"input": text}
+    written = json.dumps(value, ensure_ascii=ascii)
+    places = sorted({0, len(written), *(c % (len(written) + 1) for c in cuts)})
+    reader = InputText()
+    told = [reader.feed(written[a:b]) for a, b in itertools.pairwise(places)]
+    assert "".join(told) == text.encode("utf-8", "replace").decode()
+    assert reader.found
+
+
+def test_a_cut_answer_is_incomplete() -> None:
+    events, response = run(
+        Machine(ECHO, OFFERED),
+        Content("so"),
+        ToolCallStart(0, "c", "look"),
+        ToolCallArguments(0, '{"a'),
+        Finish("length"),
+    )
+    assert types(events)[-1] == "incomplete"
+    assert response["status"] == "incomplete"
+    assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert [i["status"] for i in response["output"]] == ["completed", "incomplete"]
+
+
+def test_an_answer_without_a_word_is_an_empty_message() -> None:
+    events, response = run(Machine(ECHO, {}), Finish("stop", "6"))
+    assert response["output"][0]["content"][0]["text"] == ""
+    assert response["matched_stop"] == "6"
+    assert types(events)[2:4] == ["output_item.added", "content_part.added"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (EngineUnavailable("gone"), "failed", "server_error"),
+        (Cancelled("stopped"), "cancelled", None),
+        (BadRequest("odd"), "failed", "invalid_prompt"),
+    ],
+)
+def test_an_error_in_the_middle_is_response_failed(
+    error: MillraceError, status: str, code: str | None
+) -> None:
+    machine = Machine(ECHO, {})
+    events = machine.begin() + machine.feed(Delta(0, Content("half")))
+    events += machine.fail(error)
+    assert types(events)[-4:] == [
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "failed",
+    ]
+    last = events[-1]["response"]
+    assert last["status"] == status
+    assert (last["error"] or {}).get("code") == code
+    assert last["output"][0]["status"] == "incomplete"
+    assert [e["sequence_number"] for e in events] == list(range(len(events)))
+
+
+def test_queued_comes_before_in_progress() -> None:
+    machine = Machine(ECHO, {}, queued=True)
+    events = machine.begin()
+    assert types(events) == ["created", "queued"]
+    assert events[0]["response"]["status"] == "queued"
+    assert types(machine.feed(Delta(0, Content("x"))))[0] == "in_progress"
+    assert machine.start() == []
+
+
+def test_items_become_one_message_a_turn() -> None:
+    items = read_items(
+        [
+            {"role": "developer", "content": "Be kind."},
+            {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+            {"type": "reasoning", "summary": [], "encrypted_content": seal("think first")},
+            {
+                "type": "message",
+                "role": "assistant",
+                "content": [{"type": "output_text", "text": "Looking."}],
+            },
+            {"type": "function_call", "call_id": "a", "name": "look", "arguments": "{}"},
+            {
+                "type": "custom_tool_call",
+                "call_id": "b",
+                "name": "patch",
+                "input": "x\ny",
+                "namespace": "ed",
+            },
+            {"type": "function_call_output", "call_id": "a", "output": "sea"},
+            {
+                "type": "custom_tool_call_output",
+                "call_id": "b",
+                "output": [{"type": "input_text", "text": "done"}],
+            },
+            {"role": "assistant", "content": "All done."},
+            {"role": "user", "content": "Thanks"},
+        ]
+    )
+    assert to_messages(items, "Instructions.") == [
+        {"role": "system", "content": "Instructions."},
+        {"role": "developer", "content": "Be kind."},
+        {"role": "user", "content": "Hi"},
+        {
+            "role": "assistant",
+            "content": "Looking.",
+            "reasoning_content": "think first",
+            "tool_calls": [
+                {"id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}},
+                {
+                    "id": "b",
+                    "type": "function",
+                    "function": {"name": "ed__patch", "arguments": '{"input": "x\\ny"}'},
+                },
+            ],
+        },
+        {"role": "tool", "tool_call_id": "a", "content": "sea"},
+        {"role": "tool", "tool_call_id": "b", "content": "done"},
+        {"role": "assistant", "content": "All done."},
+        {"role": "user", "content": "Thanks"},
+    ]
+    kept = to_messages(items, None, only_current=True)
+    assert not any("reasoning_content" in m for m in kept)
+
+
+@pytest.mark.parametrize(
+    ("item", "word"),
+    [
+        ({"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}, "input_image"),
+        ({"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}, "input_file"),
+        ({"type": "web_search_call", "id": "x"}, "web_search_call"),
+        ({"role": "robot", "content": "x"}, "robot"),
+        ({"type": "function_call", "call_id": "a", "name": "look"}, "arguments"),
+        ({"type": "function_call_output", "output": "x"}, "call_id"),
+        ("words", "object"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_name(item: Any, word: str) -> None:
+    with pytest.raises(BadRequest, match=word) as caught:
+        read_items([item])
+    assert str(caught.value.param).startswith("input[0]")
+
+
+def test_an_output_without_its_call_is_refused() -> None:
+    items = read_items([{"type": "function_call_output", "call_id": "z", "output": "x"}])
+    with pytest.raises(BadRequest, match="'z'"):
+        to_messages(items, None)
+
+
+TOOLS: list[Any] = [
+    {"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": None},
+    {
+        "type": "namespace",
+        "name": "mcp__files__",
+        "description": "Files.",
+        "tools": [{"type": "function", "name": "read", "description": "Reads.", "strict": True}],
+    },
+    {"type": "web_search", "external_web_access": True},
+    {"type": "custom", "name": "patch", "format": {"type": "text"}},
+    {
+        "type": "custom",
+        "name": "digits",
+        "format": {"type": "grammar", "syntax": "regex", "definition": "[0-9]+"},
+    },
+    {
+        "type": "custom",
+        "name": "words",
+        "format": {"type": "grammar", "syntax": "lark", "definition": "start: /x/"},
+    },
+]
+
+
+def test_tools_are_opened_and_hosted_ones_named() -> None:
+    box = open_tools(TOOLS)
+    functions = {f["function"]["name"]: f["function"] for f in box.functions}
+    assert list(functions) == ["look", "mcp__files__read", "patch", "digits", "words"]
+    assert "strict" not in functions["look"]
+    assert functions["mcp__files__read"]["strict"] is True
+    assert functions["mcp__files__read"]["description"] == "[mcp__files__: Files.]\nReads."
+    assert functions["patch"]["parameters"]["required"] == ["input"]
+    pattern = functions["digits"]["parameters"]["properties"]["input"]["pattern"]
+    assert (pattern, functions["digits"]["strict"]) == ("^(?:[0-9]+)$", True)
+    assert "start: /x/" in functions["words"]["description"]
+    assert box.ignored == ["tools.web_search", "tools.words.format"]
+    assert box.offered["mcp__files__read"] == Offered("function", "read", "mcp__files__")
+    assert flat_name("group", "tool") == "group__tool"
+
+
+def test_tool_choices() -> None:
+    box = open_tools(TOOLS)
+    assert choose(None, box).choice == choose("auto", box).choice == "auto"
+    assert choose("none", box).choice == "none"
+    assert choose("required", box).choice == "required"
+    named = choose({"type": "function", "name": "read"}, box)
+    assert (named.choice, named.name) == ("required", "mcp__files__read")
+    some = choose(
+        {
+            "type": "allowed_tools",
+            "mode": "required",
+            "tools": [{"type": "function", "name": "look"}, {"type": "custom", "name": "patch"}],
+        },
+        box,
+    )
+    assert [f["function"]["name"] for f in some.functions] == ["look", "patch"]
+    assert some.choice == "required"
+    with pytest.raises(BadRequest, match="nope"):
+        choose({"type": "function", "name": "nope"}, box)
+    with pytest.raises(Unsupported, match="file_search"):
+        choose({"type": "file_search"}, box)
+    with pytest.raises(BadRequest, match="no function"):
+        choose("required", open_tools([{"type": "web_search"}]))
+    with pytest.raises(BadRequest, match="two tools"):
+        open_tools([TOOLS[0], TOOLS[0]])
+
+
+def test_truncation_drops_the_oldest_and_keeps_the_rules() -> None:
+    items = read_items(
+        [
+            {"role": "developer", "content": "rules"},
+            {"role": "user", "content": "one"},
+            {"type": "function_call", "call_id": "a", "name": "look", "arguments": "{}"},
+            {"role": "user", "content": "two"},
+            {"type": "function_call_output", "call_id": "a", "output": "late"},
+            {"role": "assistant", "content": "three"},
+            {"role": "user", "content": "four"},
+        ]
+    )
+
+    def words(kept: Any) -> list[str]:
+        return [i["content"][0]["text"] if "content" in i else i["type"] for i in kept]
+
+    assert words(without(items, 3)) == ["rules", "two", "three", "four"], "no lonely result"
+    assert shortest_cut(items, words, lambda w: len(w) <= 5) == ["rules", "two", "three", "four"]
+    assert shortest_cut(items, words, lambda w: len(w) <= 2) == ["rules", "four"]
+    assert shortest_cut(items, words, lambda w: len(w) <= 1) is None
+
+
+def _response(id: str, previous: str | None = None, **more: Any) -> dict[str, Any]:
+    message = {"id": f"msg_{id}", "type": "message", "role": "assistant", "content": []}
+    kept = {"id": id, "previous_response_id": previous, "status": "completed"}
+    return kept | {"output": [message]} | more
+
+
+def _given(id: str) -> list[dict[str, Any]]:
+    return [{"id": f"in_{id}", "type": "message", "role": "user", "content": []}]
+
+
+def test_the_database_keeps_chains_and_prunes_what_nothing_was_built_on(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "store.sqlite"
+    data = Database(file)
+    assert stat.S_IMODE(os.stat(file).st_mode) == 0o600
+    previous = None
+    for id in ("a", "b", "c"):
+        data.put(_response(id, previous), _given(id))
+        previous = id
+    data.put(_response("alone"), _given("alone"))
+    assert [i["id"] for i in data.chain("c")] == [
+        "in_a", "msg_a", "in_b", "msg_b", "in_c", "msg_c",
+    ]  # fmt: skip
+    assert data.item("msg_b") and data.item("in_c") and data.item("nope") is None
+    data._sql.execute("UPDATE responses SET created = 1 WHERE id IN ('a', 'b', 'alone')")
+    data.prune(time.time() - 60)
+    assert data.response("alone") is None and data.item("msg_alone") is None
+    assert len(data.chain("c")) == 6, "what a young response builds on is kept"
+    assert data.delete("a")
+    with pytest.raises(NotFound, match="'a'"):
+        data.chain("c")
+    with pytest.raises(NotFound, match="'x'"):
+        data.chain("x")
+
+
+def test_what_ran_in_a_server_that_died_has_failed(tmp_path: Path) -> None:
+    data = Database(tmp_path / "s.sqlite")
+    data.put(_response("dead", status="in_progress"), [], runner=1)
+    data.put(_response("alive", status="in_progress"), [], runner=2)
+    data.settle(lambda pid: pid == 2, LOST)
+    dead, alive = data.response("dead"), data.response("alive")
+    assert dead and (dead["status"], dead["error"]) == ("failed", LOST)
+    assert alive and alive["status"] == "in_progress"
+
+
+def test_a_newer_file_and_no_file_are_told(tmp_path: Path) -> None:
+    data = Database(tmp_path / "s.sqlite")
+    data._sql.execute("PRAGMA user_version = 99")
+    data.close()
+    with pytest.raises(SetupError, match="newer"):
+        open_store(str(tmp_path / "s.sqlite"), 30)
+    (tmp_path / "text").write_text("no database, and long enough to be told apart from one" * 9)
+    with pytest.raises(SetupError, match="--store"):
+        open_store(str(tmp_path / "text"), 30)
+
+
+def test_without_a_store_ids_are_refused_clearly() -> None:
+    store = open_store("none", 30)
+    assert not store.on
+    with pytest.raises(BadRequest, match="--store none"):
+        asyncio.run(store.chain("resp_1"))
+    with pytest.raises(NotFound):
+        asyncio.run(store.response("resp_1"))
+
+
+def test_a_store_that_fails_says_so(tmp_path: Path) -> None:
+    store = Store(tmp_path / "s.sqlite")
+    store._thread.submit(store._database.close).result()  # type: ignore[union-attr]
+    with pytest.raises(MillraceError, match="store failed"):
+        asyncio.run(store.put(_response("a"), []))

@@ -1,0 +1,206 @@
+"""Borders stand where the next prompt parts from this one, whatever the template does to the past."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millrace.text.borders import borders, opening
+from millrace.text.dialect import Conversation, Dialect
+from millrace.text.tokenizer import Tokenizer
+from millrace.text.volatile import Volatile
+
+Said = list[dict[str, Any]]
+
+FORGETFUL = """{%- set ns = namespace(last=-1) %}
+{%- for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
+{%- for m in messages %}<|im_start|>{{ m.role }}
+{% if m.reasoning_content and loop.index0 > ns.last %}<think>{{ m.reasoning_content }}</think>{% endif %}
+{{- m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+<think>{% endif %}"""
+"""Earlier thoughts are dropped, and an answer begins inside one."""
+
+TOOLS_LAST = """{%- for m in messages %}
+{%- if loop.last and tools %}[TOOLS]{{ tools | tojson }}[/TOOLS]{% endif %}[{{ m.role }}]{{ m.content }}
+{%- endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"""
+"""The tools stand before the last message, so that they move with every turn."""
+
+STRICT = """{%- if messages[-1].role != 'user' %}{{ raise_exception('a user must speak last') }}{% endif %}
+{%- for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+FOLDED = """{%- if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}
+{%- for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+"""A system message is a part of the first user's."""
+
+TOOL = {
+    "type": "function",
+    "function": {"name": "look", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+@pytest.fixture
+def speak(default_model: Path, tmp_path: Path) -> Callable[..., Speaker]:
+    """The default tokenizer under a template of the test's own."""
+
+    def make(template: str | None = None, *patterns: str) -> Speaker:
+        for file in default_model.glob("tokenizer*.json"):
+            shutil.copy(file, tmp_path)
+        if template is not None:
+            (tmp_path / "chat_template.jinja").write_text(template)
+        tokenizer = Tokenizer(tmp_path)
+        return Speaker(tokenizer, Dialect(tokenizer, volatile=Volatile(patterns)))
+
+    return make
+
+
+class Speaker:
+    def __init__(self, tokenizer: Tokenizer, dialect: Dialect) -> None:
+        self.tokenizer = tokenizer
+        self.dialect = dialect
+
+    def prompt(self, chat: Conversation) -> tuple[list[int], list[int]]:
+        text = self.dialect.render(chat)
+        tokens, ends = self.tokenizer.encode_placed(text)
+        assert tokens == self.tokenizer.encode(text)
+        return tokens, borders(self.dialect, chat, text, ends)
+
+    def texts(self, chat: Conversation) -> list[str]:
+        """What comes before each border."""
+        tokens, places = self.prompt(chat)
+        return [self.tokenizer.decode(tokens[:p], skip_special=False) for p in places]
+
+    def shared(self, one: Conversation, other: Conversation) -> tuple[int, int]:
+        """How many tokens two prompts begin with alike, and the border that serves them best."""
+        (first, places), (second, _) = self.prompt(one), self.prompt(other)
+        common = next(
+            (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b),
+            min(len(first), len(second)),
+        )
+        return common, max((p for p in places if p <= common), default=0)
+
+
+def _said(*turns: str) -> Said:
+    """A conversation of user and assistant by turns."""
+    roles = ("user", "assistant")
+    return [{"role": roles[i % 2], "content": text} for i, text in enumerate(turns)]
+
+
+SYSTEM = {"role": "system", "content": "You are a miller. Größe: 水 🌊."}
+
+
+def test_ends_of_messages(speak: Callable[..., Speaker]) -> None:
+    speaker = speak()
+    chat = Conversation([SYSTEM, *_said("Grüß Gott, 世界 🙂🏽", "Hallo 👋", "Was gibt's?")])
+    head = f"<|im_start|>system\n{SYSTEM['content']}<|im_end|>\n"
+    first = f"{head}<|im_start|>user\nGrüß Gott, 世界 🙂🏽<|im_end|>\n"
+    second = f"{first}<|im_start|>assistant\nHallo 👋<|im_end|>\n"
+    third = f"{second}<|im_start|>user\nWas gibt's?<|im_end|>\n"
+    assert speaker.texts(chat) == [f"{head}<|im_start|>user\n", first, second, third]
+
+
+def test_a_long_conversation_has_few(speak: Callable[..., Speaker]) -> None:
+    speaker = speak()
+    chat = Conversation([SYSTEM, *_said(*[f"words {i}" for i in range(41)])])
+    tokens, places = speaker.prompt(chat)
+    assert len(places) <= 5
+    assert places[0] < 40 and all(p > len(tokens) - 60 for p in places[1:])
+
+
+def test_the_next_turn_goes_on_from_the_last(speak: Callable[..., Speaker]) -> None:
+    speaker = speak()
+    chat = Conversation([SYSTEM, *_said("one", "two", "three")])
+    after = replace(chat, messages=[*chat.messages, *_said("four", "five")[::-1]])
+    common, best = speaker.shared(chat, after)
+    assert common - best <= 4
+
+
+def test_a_template_that_drops_thoughts(speak: Callable[..., Speaker]) -> None:
+    speaker = speak(FORGETFUL)
+    chat = Conversation(
+        [
+            SYSTEM,
+            {"role": "user", "content": "How high is the wheel?"},
+            {"role": "assistant", "content": "I look.", "reasoning_content": "It may be high."},
+            {"role": "tool", "content": "nine feet"},
+            {"role": "assistant", "content": "Nine.", "reasoning_content": "So it is nine."},
+            {"role": "tool", "content": "and a half"},
+        ]
+    )
+    more = _said("And how wide?")
+    answer = {"role": "assistant", "content": "Nine and a half."}
+    after = replace(chat, messages=[*chat.messages, answer, *more])
+    common, best = speaker.shared(chat, after)
+    # What is shared ends before the first thought, far from the last messages.
+    assert common < 45 and best == common
+
+
+def test_a_generation_prompt_that_is_no_history(speak: Callable[..., Speaker]) -> None:
+    speaker = speak(FORGETFUL)
+    chat = Conversation(_said("Hello there"))
+    after = replace(chat, messages=_said("Hello there", "Good day", "Well?"))
+    common, best = speaker.shared(chat, after)
+    assert best == common == len(speaker.prompt(chat)[0]) - len(speaker.tokenizer.encode("<think>"))
+
+
+def test_a_template_that_moves_its_tools(speak: Callable[..., Speaker]) -> None:
+    speaker = speak(TOOLS_LAST)
+    chat = Conversation(_said("first", "second", "third"), tools=[TOOL])
+    after = replace(chat, messages=_said("first", "second", "third", "fourth", "fifth"))
+    common, best = speaker.shared(chat, after)
+    assert 0 < best == common
+
+
+def test_a_template_that_refuses_prefixes(speak: Callable[..., Speaker]) -> None:
+    speaker = speak(STRICT)
+    texts = speaker.texts(Conversation([SYSTEM, *_said("one", "two", "three")]))
+    assert texts[0].endswith("<|im_start|>user\n") and SYSTEM["content"] in texts[0]
+    assert texts[-1].endswith("three<|im_end|>\n")
+
+
+def test_a_system_message_inside_the_first_users(speak: Callable[..., Speaker]) -> None:
+    speaker = speak(FOLDED)
+    one, other = (Conversation([SYSTEM, *_said(words)]) for words in ("Why?", "Because."))
+    common, best = speaker.shared(one, other)
+    assert best == common
+    assert opening(speaker.dialect, one).endswith(f"{SYSTEM['content']}\n\n")
+
+
+def test_an_answer_to_be_continued(speak: Callable[..., Speaker]) -> None:
+    speaker = speak()
+    chat = Conversation([SYSTEM, *_said("one", "It was")], continue_final=True)
+    assert speaker.texts(chat)[-1].endswith("one<|im_end|>\n")
+
+
+def test_what_comes_before_any_user(speak: Callable[..., Speaker]) -> None:
+    speaker = speak()
+    chat = Conversation([SYSTEM])
+    assert opening(speaker.dialect, chat).endswith("<|im_end|>\n<|im_start|>user\n")
+
+
+def test_volatile_lines_are_no_part_of_the_prompt(speak: Callable[..., Speaker]) -> None:
+    speaker = speak(None, "auto", r"^Session \d+$")
+    system = "You are kind.\nToday's date: 2025-01-01\nSession 17\nBe brief."
+
+    def at(date: str, session: int) -> Conversation:
+        text = system.replace("2025-01-01", date).replace("17", str(session))
+        return Conversation(
+            [{"role": "system", "content": text}, *_said("Hi, Session 3\nSession 3")]
+        )
+
+    chat = at("2025-01-01", 17)
+    assert speaker.prompt(chat) == speaker.prompt(at("2031-12-09", 4))
+    text = speaker.dialect.render(chat)
+    assert "You are kind.\nBe brief." in text and "\nSession 3" in text
+    assert speaker.dialect.stripped(chat) == 2
