@@ -92,6 +92,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 _positive(option, value)
         if self.context is not None:
             _positive("--context", self.context)
+        if self.speculate is not None and not 0 <= self.speculate <= 64:
+            raise SetupError("--speculate takes 0 to 64 tokens.")
 
 
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):

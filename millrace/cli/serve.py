@@ -88,6 +88,13 @@ def serve(
             "512 on a CPU and 2048 on a GPU if not given."
         ),
     ] = None,
+    speculate: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens that an answer may guess ahead from what its text repeats, 0 for none; "
+            "8 on a CPU and none elsewhere if not given."
+        ),
+    ] = None,
     cache: Annotated[
         bool, typer.Option(help="Keep the state of prompts and answers for later requests.")
     ] = True,
@@ -183,6 +190,7 @@ def serve(
             context=context,
             max_running=max_running,
             prefill_chunk=prefill_chunk,
+            speculate=speculate,
             max_stall=max_stall,
             kv_memory=bytes_of("--kv-memory", kv_memory),
             cache=cache,

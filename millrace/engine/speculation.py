@@ -8,20 +8,29 @@ one it would have been without. Pure: knows tokens, times and no model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
 
-LONG, SHORT = 3, 2
-"""How many last tokens must have stood together before; the longer run is tried first."""
+RUNS = (4, 3, 2, 1)
+"""How many last tokens must have stood together before; the longest run that has is the best guide."""
 HOPED = 0.04
 """What a guessed token is thought to add to a step until it has been seen, in plain steps."""
-_MEMORY = 0.25
+HOPEFUL = {4: 0.8, 3: 0.7, 2: 0.5, 1: 0.3}
+"""How often guesses hold, by the run that led to them, before any have been seen."""
 LONGEST_STEP = 2.5
 """A step with guesses may take this many plain steps, so that streams stay smooth."""
-DISCOURAGED = 0.15
-"""Below this share of confirmed guesses a row rests."""
-REST = 16
-"""Tokens that a row makes without guessing when its guesses fail."""
+_MEMORY = 0.2
+_FORGIVING = 0.01
+"""How fast a row that guesses badly is trusted again."""
+
+
+class Guess(NamedTuple):
+    tokens: list[int]
+    run: int
+    """How many tokens before it were found further up."""
+
+
+NO_GUESS = Guess([], 0)
 
 
 class Lookup:
@@ -39,17 +48,17 @@ class Lookup:
         """Take more text. The end itself is not entered yet: it must be found further up."""
         begin = len(self._tokens)
         self._tokens.extend(tokens)
-        for n in (LONG, SHORT):
+        for n in RUNS:
             for end in range(max(n, begin), len(self._tokens)):
                 self._last[tuple(self._tokens[end - n : end])] = end
 
-    def guess(self, count: int) -> list[int]:
+    def guess(self, count: int) -> Guess:
         """Up to `count` tokens that followed the last ones before."""
-        for n in (LONG, SHORT):
+        for n in RUNS:
             at = self._last.get(tuple(self._tokens[-n:])) if len(self._tokens) >= n else None
             if at is not None:
-                return self._going_on(at, count)
-        return []
+                return Guess(self._going_on(at, count), n)
+        return NO_GUESS
 
     def _going_on(self, at: int, count: int) -> list[int]:
         """What stands from `at` on; past the end, what has just been guessed is gone on with."""
@@ -63,20 +72,28 @@ class Lookup:
 class Guesser:
     """One row's guesses and how they fared."""
 
-    def __init__(self, share: float) -> None:
+    def __init__(self, shares: Mapping[int, float]) -> None:
         self.lookup = Lookup()
-        self.share = share
-        """How often a guess has been right lately."""
-        self.rest = 0
+        self.shares = dict(shares)
+        """How often a guess has been right lately, by the run that led to it."""
+        self.guess = NO_GUESS
+
+    @property
+    def share(self) -> float:
+        return self.shares[self.guess.run]
 
     def confirmed(self, guessed: int, right: int) -> None:
-        self.share = 1 - (1 - self.share) * (1 - _MEMORY) ** right
-        if right < guessed:
-            # The first wrong guess says nothing of those behind it.
-            self.share *= 1 - _MEMORY
-        if self.share < DISCOURAGED:
-            self.rest = REST
-            self.share = 2 * DISCOURAGED
+        self.shares[self.guess.run] = _learned(self.share, guessed, right, _MEMORY)
+
+    def untried(self) -> None:
+        run = self.guess.run
+        self.shares[run] += _FORGIVING * (HOPEFUL[run] - self.shares[run])
+
+
+def _learned(share: float, guessed: int, right: int, memory: float) -> float:
+    share = 1 - (1 - share) * (1 - memory) ** right
+    # The first wrong guess says nothing of those behind it.
+    return share * (1 - memory) if right < guessed else share
 
 
 class Guessing(Protocol):
@@ -106,47 +123,43 @@ class Speculation:
     def __init__(self, most: int, steps: Steps) -> None:
         self._most = most
         self._steps = steps
-        self._share = 0.6
+        self._shares = dict(HOPEFUL)
         """Of all rows lately; where a new row begins."""
         self._seconds: dict[int, float] = {}
         """What steps with so many tokens took, guesses included."""
 
     def propose(self, rows: Sequence[Guessing]) -> list[list[int]]:
         """What to try for each row in the next step; nothing at all if it is not worth it."""
-        found = [self._guess(row) for row in rows]
-        shares = [
-            (row.guesser.share, len(guess))
-            for row, guess in zip(rows, found, strict=True)
-            if row.guesser and guess
-        ]
+        guessing = [self._guess(row) for row in rows]
+        shares = [(g.share, len(g.guess.tokens)) for g in guessing if g is not None]
         width = self.width(shares, len(rows))
-        return [guess[:width] for guess in found] if width else []
+        if not width:
+            for guesser in guessing:
+                if guesser is not None:
+                    guesser.untried()
+            return []
+        return [g.guess.tokens[:width] if g else [] for g in guessing]
 
-    def _guess(self, row: Guessing) -> list[int]:
-        if not row.guessable:
-            return []
+    def _guess(self, row: Guessing) -> Guesser | None:
+        """Let a row guess; None if it has nothing to guess."""
+        if not row.guessable or row.left < 2:
+            return None
         if row.guesser is None:
-            row.guesser = Guesser(self._share)
+            row.guesser = Guesser(self._shares)
         guesser = row.guesser
-        fresh = row.context(len(guesser.lookup))
-        guesser.lookup.extend(fresh)
-        if guesser.rest > 0:
-            guesser.rest -= len(fresh)
-            return []
-        return guesser.lookup.guess(min(self._most, row.left - 1))
+        guesser.lookup.extend(row.context(len(guesser.lookup)))
+        guesser.guess = guesser.lookup.guess(min(self._most, row.left - 1))
+        return guesser if guesser.guess.tokens else None
 
     def confirmed(self, row: Guessing, guessed: int, right: int) -> None:
         if guessed and row.guesser is not None:
+            run = row.guesser.guess.run
+            self._shares[run] = _learned(self._shares[run], guessed, right, _MEMORY / 10)
             row.guesser.confirmed(guessed, right)
-            self.saw_guesses(guessed, right)
 
     def saw_step(self, tokens: int, seconds: float) -> None:
         before = self._seconds.get(tokens, seconds)
         self._seconds[tokens] = before + _MEMORY * (min(seconds, 2 * before) - before)
-
-    def saw_guesses(self, guessed: int, right: int) -> None:
-        tried = min(guessed, right + 1)
-        self._share += 0.02 * tried * (right / tried - self._share)
 
     def width(self, shares: Sequence[tuple[float, int]], rows: int) -> int:
         """How many guesses per row are worth it, given each guessing row's share and its guesses."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,6 +17,8 @@ import pytest
 from conftest import Server
 
 COUNT = 50 if os.environ.get("MILLRACE_HEAVY") else 6
+LARGER = os.environ.get("MILLRACE_LARGER_MODEL")
+"""A further model to run these tests on, as `millrace serve` takes it."""
 
 SCHEMA = {
     "type": "object",
@@ -40,8 +43,19 @@ TOOLS: list[Any] = [
 SCHEMAS = {"weather": SCHEMA, "greet": OTHER}
 
 
-@pytest.fixture(scope="module")
-def client(server: Server) -> openai.OpenAI:
+@pytest.fixture(scope="module", params=["smollm2", "larger"])
+def client(request: pytest.FixtureRequest) -> Iterator[openai.OpenAI]:
+    if request.param == "smollm2":
+        yield _client(request.getfixturevalue("server"))
+        return
+    if not LARGER:
+        pytest.skip("no larger model (set MILLRACE_LARGER_MODEL)")
+    running = Server(LARGER, "--name", "smollm2").wait_ready(600)
+    yield _client(running)
+    running.stop()
+
+
+def _client(server: Server) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
 

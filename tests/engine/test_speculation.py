@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny import VOCAB, build
 
-from millrace.engine.speculation import LONG, SHORT, Guesser, Lookup, Speculation
+from millrace.engine.speculation import HOPEFUL, RUNS, Guess, Guesser, Lookup, Speculation
 from millrace.protocol import Abort, Choice, Sampling, Submit
 
 TEXT = st.lists(st.integers(0, 3), max_size=40)
@@ -25,16 +25,16 @@ def test_a_guess_is_what_followed_the_same_tokens_last(
     lookup.extend(first)
     lookup.extend(rest)
     text = [*first, *rest]
-    expected: list[int] = []
-    for n in (LONG, SHORT):
+    expected, run = [], 0
+    for n in RUNS:
         places = [e for e in range(n, len(text)) if text[e - n : e] == text[-n:]]
         if places and len(text) >= n:
             longer = list(text)
             for i in range(places[-1], places[-1] + count):
                 longer.append(longer[i])
-            expected = longer[len(text) :]
+            expected, run = longer[len(text) :], n
             break
-    assert lookup.guess(count) == expected
+    assert lookup.guess(count) == Guess(expected, run)
 
 
 class _Linear:
@@ -51,13 +51,18 @@ def test_guesses_that_hold_are_worth_more_tokens() -> None:
     assert speculation.width([(0.5, 8)], 16) == 0
 
 
-def test_a_row_whose_guesses_fail_rests() -> None:
-    guesser = Guesser(0.5)
+def test_a_row_is_trusted_as_its_guesses_hold() -> None:
+    guesser = Guesser(HOPEFUL)
+    guesser.guess = Guess([1, 2, 3, 4], 3)
+    before = guesser.share
+    guesser.confirmed(4, 4)
+    assert guesser.share > before
     for _ in range(20):
         guesser.confirmed(4, 0)
-        if guesser.rest:
-            return
-    raise AssertionError("it never rests")
+    assert guesser.share < 0.05
+    for _ in range(1000):
+        guesser.untried()
+    assert guesser.share > 0.5
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3"])
