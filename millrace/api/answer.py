@@ -23,8 +23,21 @@ KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 
 
+_BREAKS = {b"\xe2\x80\xa8": rb"\u2028", b"\xe2\x80\xa9": rb"\u2029", b"\xc2\x85": rb"\u0085"}
+"""Characters at which some clients split lines, although no stream protocol says so."""
+
+
+def one_line(value: Any) -> bytes:
+    """JSON that no client takes for several lines."""
+    text = msgspec.json.encode(value)
+    if not text.isascii():
+        for raw, escaped in _BREAKS.items():
+            text = text.replace(raw, escaped)
+    return text
+
+
 def data(value: Any) -> bytes:
-    return b"data: " + msgspec.json.encode(value) + b"\n\n"
+    return b"data: " + one_line(value) + b"\n\n"
 
 
 def as_json(value: Any, headers: Mapping[str, str] | None = None) -> Response:

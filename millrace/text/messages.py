@@ -53,6 +53,8 @@ def prepare(
     found = [part for message in found for part in _calls(message, style, format)]
     found = [_result(message, style, format) for message in found]
     found = [_reasoning(message, style) for message in found]
+    if not style.said_after_results:
+        found = _said_with_results(found)
     if style.alternate or not style.results:
         found = _merged(found)
     return Prepared(found, list(tools) if tools and style.tools else None, arguments)
@@ -66,12 +68,16 @@ def open_ended(messages: list[Message]) -> list[Message]:
     """The conversation with a mark where its final assistant message is to go on."""
     last = messages[-1]
     content = last.get("content")
-    if last["role"] != "assistant" or not isinstance(content, str):
+    parts = content if isinstance(content, list) else [{"text": content}]
+    text = parts[-1].get("text") if parts else None
+    if last["role"] != "assistant" or not isinstance(text, str):
         raise BadRequest(
             "Only a final message of the assistant that is text can be continued.",
             param="messages",
         )
-    return [*messages[:-1], {**last, "content": content.rstrip() + _OPEN_END}]
+    text = text.rstrip() + _OPEN_END
+    ended = [*parts[:-1], {**parts[-1], "text": text}] if parts is content else text
+    return [*messages[:-1], {**last, "content": ended}]
 
 
 def cut(rendered: str) -> str:
@@ -333,6 +339,19 @@ def _reasoning(message: Message, style: Style) -> Message:
     if style.reasoning_or_content and found.get("tool_calls") and content:
         text, found["content"] = f"{text}\n\n{content}", ""
     return {**found, style.reasoning: text}
+
+
+def _said_with_results(messages: list[Message]) -> list[Message]:
+    """What a user says beside the results of tools, as a part of the last of them."""
+    found: list[Message] = []
+    for message in messages:
+        last = found[-1] if found else None
+        if last is not None and last["role"] == "tool" and message["role"] == "user":
+            said = plain_text(message.get("content"))
+            found[-1] = {**last, "content": _joined(plain_text(last.get("content")), said)}
+        else:
+            found.append(message)
+    return found
 
 
 def _merged(messages: list[Message]) -> list[Message]:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from millrace.api.answer import one_line
 from millrace.api.errors import anthropic_error
 from millrace.errors import MillraceError
 from millrace.text.deltas import Usage
@@ -146,4 +147,4 @@ def error_event(error: MillraceError) -> bytes:
 
 
 def _named(name: str, value: Any) -> bytes:
-    return b"event: " + name.encode() + b"\ndata: " + msgspec.json.encode(value) + b"\n\n"
+    return b"event: " + name.encode() + b"\ndata: " + one_line(value) + b"\n\n"

@@ -6,9 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
-import msgspec
-
-from millrace.api.answer import KEEP_ALIVE
+from millrace.api.answer import KEEP_ALIVE, one_line
 from millrace.api.responses.machine import Machine
 from millrace.api.responses.parts import Wire
 from millrace.errors import MillraceError, RequestFailed
@@ -22,7 +20,7 @@ Save = Callable[[list[Wire]], Awaitable[None]]
 
 
 def encode(event: Wire) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), msgspec.json.encode(event))
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), one_line(event))
 
 
 @dataclass

@@ -44,6 +44,8 @@ class Style:
     tools: bool = True
     calls: bool = True
     results: bool = True
+    said_after_results: bool = True
+    """A user's message may follow the results of tools."""
     mapping: bool = True
     """Arguments as an object, not as JSON text."""
     no_content: Literal["empty", "none", "absent"] = "empty"
@@ -110,6 +112,7 @@ def probe(template: Template) -> Style:
     late: Message = {"role": "system", "content": "s2s"}
     again: Message = {"role": "user", "content": "q2u"}
     developer: Message = {"role": "developer", "content": "d1d"}
+    first: list[Message] = [{"role": "system", "content": "s1s"}] if system else []
     mapping, calls = _arguments(ask)
     no_content = _no_content(ask, mapping) if calls else "empty"
     short = calls and not _calls_shown(ask, mapping, no_content, "call_0123456789abcdef", ["one_a"])
@@ -118,7 +121,10 @@ def probe(template: Template) -> Style:
     key, exclusive = _reasoning(ask, mapping, no_content, calls, ids)
     return Style(
         system=system,
-        late_system=ask.shows([_USER, answer, late, again], "s2s", "q2u"),
+        # Some templates keep the last system message only.
+        late_system=ask.shows(
+            [*first, _USER, answer, late, again], "s2s", "q2u", *(m["content"] for m in first)
+        ),
         developer="developer" in template.source and ask.shows([developer, _USER], "d1d", "q1u"),
         alternate=not ask.shows([_USER, again], "q1u", "q2u"),
         parts=_parts(ask),
@@ -127,6 +133,7 @@ def probe(template: Template) -> Style:
         results=_results(ask, mapping, no_content, ids)
         if calls
         else ask.shows([_USER, answer, {"role": "tool", "content": "r1r", "name": "one_a"}], "r1r"),
+        said_after_results=not calls or _results(ask, mapping, no_content, ids, again),
         mapping=mapping,
         no_content=no_content,
         content_with_calls=not calls
@@ -198,7 +205,7 @@ def _calls_shown(
     return ask.shows(messages, *names, tools=True) or ask.shows(messages[:2], *names, tools=True)
 
 
-def _results(ask: _Probe, mapping: bool, no_content: str, ids: str) -> bool:
+def _results(ask: _Probe, mapping: bool, no_content: str, ids: str, *then: Message) -> bool:
     content = dict(_CONTENTS)[no_content]
     result: Message = {
         "role": "tool",
@@ -206,7 +213,8 @@ def _results(ask: _Probe, mapping: bool, no_content: str, ids: str) -> bool:
         "name": "one_a",
         "content": "r1r",
     }
-    return ask.shows([_USER, _call(mapping, ids, ["one_a"], content), result], "r1r", tools=True)
+    messages = [_USER, _call(mapping, ids, ["one_a"], content), result, *then]
+    return ask.shows(messages, "r1r", *(m["content"] for m in then), tools=True)
 
 
 def _reasoning(
