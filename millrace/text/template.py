@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
+import types
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -13,7 +15,7 @@ from jinja2 import meta
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import CallBlock, Node
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import SandboxedEnvironment
 
 from millrace.errors import BadRequest, ModelError
 
@@ -42,11 +44,12 @@ class ChatTemplate:
         **kwargs: Any,
     ) -> str:
         """The prompt's text. What the template refuses is the request's fault."""
-        values = self._constants | kwargs
+        # Some templates gather things in lists, so they may change what they are given: a copy.
+        values = copy.deepcopy(self._constants | kwargs)
         try:
             return self._compiled.render(
-                messages=list(messages),
-                tools=list(tools) if tools else None,
+                messages=copy.deepcopy(list(messages)),
+                tools=copy.deepcopy(list(tools)) if tools else None,
                 add_generation_prompt=add_generation_prompt,
                 **values,
             )
@@ -75,8 +78,8 @@ class _Generation(Extension):
         return caller()
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    env = ImmutableSandboxedEnvironment(
+def _environment() -> SandboxedEnvironment:
+    env = SandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     env.filters["tojson"] = _to_json
@@ -98,7 +101,15 @@ def _to_json(
         indent=indent,
         separators=separators,
         sort_keys=sort_keys,
+        default=_listed,
     )
+
+
+def _listed(value: Any) -> list[Any]:
+    """Filters give generators, which templates write like the lists they stand for."""
+    if isinstance(value, types.GeneratorType):
+        return list(value)
+    raise TypeError(f"a {type(value).__name__} cannot be written as JSON")
 
 
 def _raise(message: str) -> None:

@@ -35,12 +35,6 @@ WITHOUT_CALLS = {
     "microsoft-Phi-3.5-mini-instruct",
 }
 """Templates that render no calls: their history is written by us, in the family's markup."""
-REFUSED = {
-    "Kimi-K2-Instruct": "appends to a list, which the sandbox forbids",
-    "Kimi-K2-Thinking": "appends to a list, which the sandbox forbids",
-    "llama-cpp-deepseek-r1": "writes a generator as JSON",
-}
-"""Templates that cannot be rendered with calls in Python: likewise."""
 FAMILY = {
     "Qwen-Qwen2.5-7B-Instruct": "hermes",
     "Qwen-Qwen3-0.6B": "hermes",
@@ -133,7 +127,7 @@ def answers(
 def test_calls_come_back(path: Path, content: str) -> None:
     template = ChatTemplate(path.read_text(), bos_token="<BOS>", eos_token="<EOS>")
     style = probe(template)
-    assert style.calls or path.stem in WITHOUT_CALLS or path.stem in REFUSED
+    assert style.calls or path.stem in WITHOUT_CALLS
     format = detect(template.source, special_tokens(template.source))
     arguments = TAME if path.stem in AMBIGUOUS else HOSTILE
     try:

@@ -252,6 +252,46 @@ def test_an_assistant_message_can_be_continued() -> None:
         open_ended([{"role": "user", "content": "x"}])
 
 
+def test_parts_of_an_assistant_message_can_be_continued() -> None:
+    parts = [{"type": "thinking", "thinking": "t"}, {"type": "text", "text": "a "}]
+    (last,) = open_ended([{"role": "assistant", "content": parts}])
+    assert last["content"][0] == parts[0]
+    assert cut(last["content"][1]["text"]) == "a"
+
+
+_STRICT = (
+    "{% set ns = namespace(last='') %}{% for m in messages %}"
+    "{% if m.role == 'user' and ns.last in ('user', 'tool') %}{{ raise_exception('turns') }}"
+    "{% endif %}{% set ns.last = m.role %}[{{ m.role }}]{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments | tojson }}"
+    "{% endfor %}{% endfor %}"
+)
+
+
+def test_what_is_said_beside_results_where_nothing_may_follow_them() -> None:
+    call = {"id": "1", "function": {"name": "f", "arguments": {}}}
+    messages = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "r"},
+        {"role": "user", "content": "and?"},
+    ]
+    strict = probe(ChatTemplate(_STRICT))
+    assert not strict.said_after_results
+    for style, last in ((strict, "r\n\nand?"), (Style(), "and?")):
+        ready = prepare(messages, None, style, by_name("plain"))
+        assert ready.messages[-1]["content"] == last
+
+
+def test_a_template_that_keeps_one_system_message_gets_no_second() -> None:
+    one = (
+        "{% set ns = namespace(s='') %}{% for m in messages if m.role == 'system' %}"
+        "{% set ns.s = m.content %}{% endfor %}{{ ns.s }}"
+        "{% for m in messages if m.role != 'system' %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    )
+    assert not probe(ChatTemplate(one)).late_system
+
+
 def test_thinking_controls() -> None:
     assert thinking_controls("{% if enable_thinking %}").arguments(enabled=False) == {
         "enable_thinking": False
@@ -271,3 +311,12 @@ def test_tools_in_words() -> None:
     assert "<tool_call>" in show_tools(by_name("plain"), SPECS)
     assert show_result(by_name("gemma-3"), "f", "1") == "```tool_output\n1\n```"
     assert "1" in show_result(by_name("plain"), "f", "1")
+
+
+def test_what_a_template_changes_is_its_own_copy() -> None:
+    template = ChatTemplate(
+        "{{ messages.append(1) or messages | length }}{{ tools.pop() and 'x' }}"
+    )
+    messages, tools = [{"role": "user", "content": "q"}], [{"a": 1}]
+    assert template.render(messages, tools=tools) == "2x"
+    assert (messages, tools) == ([{"role": "user", "content": "q"}], [{"a": 1}])
