@@ -44,9 +44,10 @@ from millrace.bench.stats import window
 from millrace.bench.workload import Item
 from millrace.errors import MillraceError, SetupError
 
-OURS, RAW, STOCK, TUNED = "millrace", "raw", "stock", "blas"
+OURS, PLAIN, RAW, STOCK, TUNED = "millrace", "plain", "raw", "stock", "blas"
 TITLES = {
     OURS: "millrace",
+    PLAIN: "millrace, no guesses",
     RAW: "raw",
     STOCK: "mlx_lm stock",
     TUNED: "mlx_lm our BLAS",
@@ -112,11 +113,14 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="the same number of rounds at every level")
     parser.add_argument("--clients", default="1,4,16", help="levels, of 1,4,16")
     parser.add_argument("--skip", default="", help=f"contenders to leave out: {', '.join(TITLES)}")
+    parser.add_argument("--plain", action="store_true", help="also run millrace --speculate 0")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write all waves to this file")
     options = parser.parse_args()
     options.clients = [int(n) for n in options.clients.split(",")]
     options.skip = {name for name in options.skip.split(",") if name}
+    if not options.plain:
+        options.skip.add(PLAIN)
     if unknown := options.skip - TITLES.keys():
         parser.error(f"--skip knows {', '.join(TITLES)}, not {', '.join(sorted(unknown))}")
     if not set(options.clients) <= set(CLIENTS):
@@ -170,8 +174,10 @@ def _start(
     """Starts every contender; those without work wait idle."""
     contenders: dict[str, Measure] = {}
     python = [sys.executable, "-m"]
+    ours = [*python, "millrace", "serve", str(model), "--name", "bench", "--cache-disk", "0"]
     servers = {
-        OURS: ([*python, "millrace", "serve", str(model), "--name", "bench"], {}, "bench"),
+        OURS: (ours, {}, "bench"),
+        PLAIN: ([*ours, "--speculate", "0"], {}, "bench"),
         STOCK: ([*python, "mlx_lm", "server", "--model", str(model)], {}, "default_model"),
         TUNED: (
             [*python, "mlx_lm", "server", "--model", str(model)],
