@@ -329,6 +329,8 @@ class PrefixCache:
             return False
         excess = self._tree.nbytes + needed - self._memory
         if excess > 0:
+            # A little more at once: choosing looks at every node.
+            excess += self._memory // 50
             chosen = list(victims(self._tree.nodes.values(), self._clock(), excess))
             for node, part in chosen:
                 if node.id in self._tree.nodes:
