@@ -20,7 +20,7 @@ from millrace.errors import SetupError
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-OPEN_PATHS = frozenset({"/health", "/docs", "/openapi.json"})
+OPEN_PATHS = frozenset({"/", "/health", "/docs", "/openapi.json"})
 """What is answered without a key: it tells nothing that is not in the public source."""
 
 

@@ -211,9 +211,9 @@ class PrefixCache:
             match event:
                 case Loaded():
                     self._loaded(event)
-                case Stored(node=id):
+                case Stored(node=id, checkpoint=checkpoint):
                     if node := self._tree.nodes.get(id):
-                        node.queued = False
+                        node.checkpoint_stored = checkpoint
                 case Dropped(nodes=ids):
                     self._dropped(ids)
                 case Trouble(message=text):
@@ -412,7 +412,7 @@ class PrefixCache:
         segment = segment_payload(node.segment) if self._layout.cuttable else None
         salt = self._tree.salt_of(node)
         self._disk.put(node.id, node.parent.id, salt, node.tokens, segment, checkpoint)
-        node.stored = node.queued = True
+        node.stored = True
 
     def _loaded(self, event: Loaded) -> None:
         ticket = self._tickets.pop(event.ticket, None)
@@ -434,6 +434,8 @@ class PrefixCache:
                     ticket.tokens = max(ticket.tokens, node.end)
         for node in ticket.nodes:
             node.pins -= 1
+        if self._disk is not None:
+            self._disk.forget(event.failed)
         self._dropped(event.failed)
         ticket.done = True
 
@@ -443,7 +445,7 @@ class PrefixCache:
             node = self._tree.nodes.get(id)
             if node is None:
                 continue
-            node.stored = node.checkpoint_stored = node.queued = False
+            node.stored = node.checkpoint_stored = False
             if node.segment is None and not any(n.pins for n in node.below()):
                 self._forget(node)
 

@@ -57,8 +57,6 @@ class Node(Generic[S, C]):
     checkpoint_stored: bool = False
     border: bool = False
     """The checkpoint is at the end of a message, a prompt or an answer, not just on the way."""
-    queued: bool = False
-    """On its way to the disk."""
 
     @property
     def end(self) -> int:
@@ -183,7 +181,7 @@ class Tree(Generic[S, C]):
         if node.segment is not None:
             upper.segment = node.segment.cut(0, at)
             node.segment = node.segment.cut(at, len(node.tokens))
-        upper.used, upper.stored, upper.queued = node.used, node.stored, node.queued
+        upper.used, upper.stored = node.used, node.stored
         parent.children[node.tokens[0]] = upper
         node.tokens = node.tokens[at:]
         node.start += at

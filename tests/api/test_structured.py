@@ -34,7 +34,8 @@ def _body(seed: int, **more: Any) -> dict[str, Any]:
 
 
 def _whole(server: Server, seed: int) -> tuple[str, str]:
-    answer = server.post("/v1/chat/completions", _body(seed))
+    url = f"{server.url}/v1/chat/completions"
+    answer = httpx.post(url, json=_body(seed), timeout=600)
     assert answer.status_code == 200, answer.text
     choice = answer.json()["choices"][0]
     return choice["message"]["content"], choice["finish_reason"]
@@ -43,7 +44,7 @@ def _whole(server: Server, seed: int) -> tuple[str, str]:
 def _streamed(server: Server, seed: int) -> tuple[list[str], str]:
     pieces, finish = [], ""
     url = f"{server.url}/v1/chat/completions"
-    with httpx.stream("POST", url, json=_body(seed, stream=True), timeout=300) as response:
+    with httpx.stream("POST", url, json=_body(seed, stream=True), timeout=600) as response:
         for line in response.iter_lines():
             if line.startswith("data: {"):
                 choice = json.loads(line[6:])["choices"][0]

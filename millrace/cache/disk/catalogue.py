@@ -33,13 +33,16 @@ class Catalogue:
         self._wipe = False
         self._taken = Changes()
 
-    def load(self, rows: Iterable[Row], sizes: Mapping[int, int]) -> None:
+    def load(self, rows: Iterable[Row], sizes: Mapping[int, int]) -> set[int]:
         """Take the index's rows, given the files that are there; rows that do not fit go, with
-        all below them."""
+        all below them. Returns the files that have not the size they were written with."""
+        damaged: set[int] = set()
         blobs: dict[int, Blob] = {}
         below: dict[int, list[Row]] = {}
         for row in rows:
             self._gone.add(row.id)
+            refs = [r for r in (row.segment, row.checkpoint) if r]
+            damaged |= {r.id for r in refs if sizes.get(r.id, r.size) != r.size}
             if _fits(row, sizes):
                 below.setdefault(row.parent, []).append(row)
         frontier = [0]
@@ -58,6 +61,7 @@ class Catalogue:
                 self._gone.discard(node.id)
                 frontier.append(node.id)
         self.next_file = max([*sizes, *blobs, 0]) + 1
+        return damaged
 
     def blob(self, payload: Payload, head: bytes, length: int, *, late: bool = False) -> Blob:
         size = len(head) + payload.nbytes

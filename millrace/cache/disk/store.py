@@ -56,7 +56,7 @@ class DiskTier:
             self._board = Board(catalogue)
             self._folder.lack(self._folder.measured(), BASE)
             index = Index(self._folder.path, fingerprint, budget, sync=sync)
-            catalogue.load(index.rows(), self._folder.sizes())
+            damaged = catalogue.load(index.rows(), self._folder.sizes())
             self._folder.sweep({b.id for n in catalogue.nodes.values() for b in n.blobs})
             self._room = Room(self._board, self._folder, index, clock, sync=sync)
             recorder = Recorder(self._board, self._folder, index, self._room)
@@ -72,6 +72,14 @@ class DiskTier:
         if index.remade:
             self._board.tell(
                 Trouble(f"The index in {self._folder.path} was unusable: the cache is empty.")
+            )
+        if damaged:
+            self._board.tell(
+                Trouble(
+                    f"{len(damaged)} files of the prefix cache in {self._folder.path} are damaged "
+                    f"and were dropped: they have not the size they were written with.",
+                    "damage",
+                )
             )
         self._reader = Reader(self._board, self._folder)
         self._writer.start()

@@ -1,0 +1,234 @@
+"""The description of the API: complete, valid, and true, which random requests put to the test.
+
+`make test-fuzz` runs thousands of them (MILLRACE_FUZZ); the normal run a sample that is always the
+same.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+from api import tiny_folder
+from conftest import Server
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis.errors import Unsatisfiable
+
+from millrace.api.app import create_app
+from millrace.api.context import Context
+from millrace.api.openapi.describe import description_of
+from millrace.api.openapi.document import build
+from millrace.api.openapi.routing import flat
+from millrace.config import EngineConfig, ServeConfig
+from millrace.serving.metrics import Metrics
+from millrace.serving.registry import Registry
+
+CASES = int(os.environ.get("MILLRACE_FUZZ", "0"))
+"""Random requests over all endpoints; 0 takes a small sample."""
+SAMPLE = 2
+HELLO = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture(scope="module")
+def app() -> Any:
+    config = ServeConfig(engine=EngineConfig(model="none", name="none"))
+    return create_app(Context(Registry([]), config, Metrics()))
+
+
+@pytest.fixture(scope="module")
+def document(app: Any) -> dict[str, Any]:
+    return dict(json.loads(json.dumps(build(flat(app.routes), keyed=False))))
+
+
+def _operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            yield path, method, operation
+
+
+def test_every_route_is_described(app: Any) -> None:
+    missing = [(r.path, r.methods) for r in flat(app.routes) if description_of(r.endpoint) is None]
+    assert missing == []
+
+
+def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    for name in re.findall(r"#/components/schemas/([^\"]+)", json.dumps(document)):
+        assert name in schemas
+    for schema in schemas.values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+    ids = [o["operationId"] for _, _, o in _operations(document)]
+    assert len(ids) == len(set(ids))
+
+
+def test_errors_have_their_protocols_shape(document: dict[str, Any]) -> None:
+    def shape(path: str, status: str) -> str:
+        content = document["paths"][path]["post"]["responses"][status]["content"]
+        return str(content["application/json"]["schema"]["$ref"]).rpartition("/")[2]
+
+    assert shape("/v1/chat/completions", "400") == "OpenAIError"
+    assert shape("/v1/messages", "429") == "AnthropicError"
+    assert shape("/api/chat", "404") == "OllamaError"
+
+
+def test_keys_and_limits_are_told(app: Any, document: dict[str, Any]) -> None:
+    for path, _, operation in _operations(document):
+        is_open = path in ("/health", "/docs", "/openapi.json")
+        assert ("401" in operation["responses"]) != is_open, path
+    chat = document["paths"]["/v1/chat/completions"]["post"]
+    assert {"200", "400", "401", "404", "413", "429", "499", "503", "504"} <= set(chat["responses"])
+    assert set(chat["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}
+    assert {} in document["security"]
+    assert {} not in build(flat(app.routes), keyed=True)["security"]
+
+
+def test_the_page_needs_nothing_from_elsewhere(server: Server) -> None:
+    page = httpx.get(f"{server.url}/docs")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert not re.findall(r"(?:src|href)=\"(?:https?:)?//", page.text)
+    assert "openapi.json" in page.text
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory, default_model: Path) -> Iterator[Server]:
+    """A tiny model with a tiny window, in a home of its own: nothing real can be deleted."""
+    home = tmp_path_factory.mktemp("fuzz")
+    model = tiny_folder.make(home / "tiny", default_model)
+    places = {"MILLRACE_HOME": str(home / "home"), "HF_HOME": str(home / "hub")}
+    running = Server(
+        str(model), "--name", "tiny", "--context", "48", "--max-body", "200000",
+        env=places | {"HF_HUB_OFFLINE": "1"},
+    ).wait_ready()  # fmt: skip
+    yield running
+    running.stop()
+
+
+def _validator(document: dict[str, Any], schema: dict[str, Any]) -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(schema | {"components": document["components"]})
+
+
+def _held(document: dict[str, Any], operation: dict[str, Any], response: httpx.Response) -> None:
+    """A response is one of those that the description knows."""
+    status, text = response.status_code, response.text
+    assert status != 500, text
+    described = operation["responses"].get(str(status))
+    assert described is not None, f"{status} is not documented: {text[:500]}"
+    media = response.headers.get("content-type", "").partition(";")[0]
+    assert media in described["content"], f"{status} with {media}"
+    if media == "application/json" and response.content:
+        _validator(document, described["content"][media]["schema"]).validate(response.json())
+    elif media == "text/event-stream":
+        _check_events(document, described["content"][media], text)
+
+
+def _check_events(document: dict[str, Any], described: dict[str, Any], text: str) -> None:
+    lines = [x.removeprefix("data: ") for x in text.splitlines() if x.startswith("data: ")]
+    assert lines, "a stream without an event"
+    schema = described.get("x-event-schema")
+    for line in lines:
+        value = None if line == "[DONE]" else json.loads(line)
+        if value is not None and schema and "error" not in value:
+            _validator(document, schema).validate(value)
+
+
+CHAT: dict[str, Any] = {"messages": HELLO, "max_tokens": 3}
+RAW: dict[str, Any] = {"prompt": "Once", "max_tokens": 3}
+KNOWN = [
+    ("/v1/chat/completions", "post", CHAT | {"logprobs": True, "top_logprobs": 2, "n": 2}),
+    ("/v1/chat/completions", "post", CHAT | {"stream": True, "logprobs": True}),
+    ("/v1/chat/completions", "post", CHAT | {"stop": "e", "stream_options": {"include_usage": True}}),
+    ("/v1/chat/completions", "post", {"messages": []}),
+    ("/v1/completions", "post", RAW | {"logprobs": 2, "echo": True, "prompt_logprobs": 1}),
+    ("/v1/completions", "post", RAW | {"stream": True, "logprobs": 0}),
+    ("/v1/completions", "post", RAW | {"model": "nope"}),
+    ("/v1/completions", "post", RAW | {"timeout": 1e-6}),
+    ("/v1/messages", "post", CHAT | {"model": "tiny"}),
+    ("/v1/messages", "post", CHAT | {"model": "tiny", "stream": True}),
+    ("/v1/messages/count_tokens", "post", {"messages": HELLO}),
+    ("/v1/responses", "post", {"input": "hi", "max_output_tokens": 16}),
+    ("/v1/responses", "post", {"input": "hi", "max_output_tokens": 16, "stream": True}),
+    ("/generate", "post", {"text": "Once", "sampling_params": {"max_new_tokens": 3}}),
+    ("/api/chat", "post", {"model": "tiny", "messages": HELLO, "options": {"num_predict": 3}}),
+    ("/api/tags", "get", None),
+    ("/v1/models", "get", None),
+    ("/v1/status", "get", None),
+    ("/health", "get", None),
+    ("/metrics", "get", None),
+    ("/", "get", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "method", "body"), KNOWN)
+def test_known_requests_are_answered_as_described(
+    target: Server, document: dict[str, Any], path: str, method: str, body: dict[str, Any] | None
+) -> None:
+    response = httpx.request(method, target.url + path, json=body, timeout=60)
+    _held(document, document["paths"][path][method], response)
+
+
+def test_the_server_serves_this_description(target: Server, document: dict[str, Any]) -> None:
+    assert httpx.get(f"{target.url}/openapi.json").json() == document
+
+
+def test_random_requests_are_answered_as_described(
+    target: Server, document: dict[str, Any]
+) -> None:
+    schemathesis = pytest.importorskip("schemathesis")
+    schema = schemathesis.openapi.from_dict(document)
+    schema.config.update(base_url=target.url)
+    operations = [found.ok() for found in schema.get_all_operations()]
+    # What takes a body has more to go wrong, and gets three times as many.
+    weights = [3 if operation.body else 1 for operation in operations]
+    share = max(1, CASES // (2 * sum(weights))) if CASES else SAMPLE
+    total = 0
+    for operation, weight in zip(operations, weights, strict=True):
+        described = document["paths"][operation.path][operation.method]
+        for mode in schemathesis.GenerationMode:
+            total += _attempt(operation, mode, share * weight, document, described)
+    print(f"{total} requests over {len(operations)} operations")
+    assert target.health()["status"] == "ready"
+    assert target.status()["restarts"] == 0
+    assert target.post("/v1/completions", RAW).status_code == 200
+
+
+def _attempt(
+    operation: Any, mode: Any, count: int, document: dict[str, Any], described: dict[str, Any]
+) -> int:
+    """Random requests to one endpoint, valid or not; how many there were."""
+    made = 0
+
+    @seed(os.getpid() if CASES else 0)
+    @settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def attempt(case: Any) -> None:
+        nonlocal made
+        made += 1
+        answer = case.call(timeout=60)
+        response = httpx.Response(
+            answer.status_code, headers=answer.headers, content=answer.content
+        )
+        try:
+            _held(document, described, response)
+        except (AssertionError, jsonschema.ValidationError) as error:
+            error.add_note(case.as_curl_command())
+            raise
+
+    try:
+        attempt()
+    except Unsatisfiable:  # nothing about it can be wrong
+        pass
+    return made
