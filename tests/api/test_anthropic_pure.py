@@ -18,7 +18,7 @@ from millrace.api.anthropic.effort import effort_word
 from millrace.api.anthropic.events import StreamEvent, encoded
 from millrace.api.anthropic.messages import conversation_of
 from millrace.api.anthropic.prepare import Prepared, prepare
-from millrace.api.anthropic.schema import Message, MessagesRequest, Prompt
+from millrace.api.anthropic.schema import Message, MessagesRequest, Prompt, Text
 from millrace.errors import BadRequest
 from millrace.text.deltas import (
     Content,
@@ -313,3 +313,11 @@ def test_idle_streams_begin_at_once_and_ping() -> None:
     names = [str(type(e).__struct_config__.tag) for e in told]
     assert names[:4] == ["message_start", "ping", "ping", "content_block_start"]
     assert names.count("message_start") == 1
+
+
+def test_a_label_for_the_servers_books_is_not_said_to_the_model() -> None:
+    label = Text(text="x-anthropic-billing-header: cc_version=1; session=2;")
+    hello = [Message(role="user", content="Hello")]
+    with_label = conversation_of([label, Text(text="Be kind.")], hello)
+    assert with_label == conversation_of([Text(text="Be kind.")], hello)
+    assert conversation_of([label], hello) == conversation_of(None, hello)

@@ -25,14 +25,18 @@ from millrace.api.responses.opaque import unseal
 from millrace.errors import BadRequest, Unsupported
 
 Turn = dict[str, Any]
+_LABEL = "x-anthropic-billing-header:"
+"""How a coding agent marks a system block that is for the server's books, not for the model: it differs
+in every session, and in the prompt it would part each from all that came before."""
 
 
 def conversation_of(system: str | Sequence[Text] | None, messages: Sequence[Message]) -> list[Turn]:
     """All turns, the system prompt first; neighbours of one role are one turn."""
     turns: list[Turn] = []
     if system:
-        text = system if isinstance(system, str) else _joined(b.text for b in system)
-        turns.append({"role": "system", "content": text})
+        texts = [system] if isinstance(system, str) else [block.text for block in system]
+        if meant := [text for text in texts if not text.startswith(_LABEL)]:
+            turns.append({"role": "system", "content": _joined(meant)})
     for role, group in itertools.groupby(enumerate(messages), key=lambda item: item[1].role):
         blocks = [pair for index, message in group for pair in _blocks(index, message)]
         if role == "assistant":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -82,7 +83,7 @@ def _operation(
 ) -> dict[str, Any]:
     path = route.path_format
     operation: dict[str, Any] = {
-        "operationId": f"{route.name}_{method.lower()}",
+        "operationId": re.sub(r"\W+", "_", f"{method.lower()}{path}").rstrip("_"),
         "tags": [description.tag],
         "summary": description.summary,
         "parameters": _parameters(route, description, book),

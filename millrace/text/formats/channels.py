@@ -29,10 +29,9 @@ class Router:
         self._markers = Patterns([*syntax.header, syntax.message, syntax.start, *syntax.ends])
 
     def run(self, thinking: Callable[[bool], None]) -> Steps[None]:
-        reader, sink = self._state.reader, self._state.sink
+        reader = self._state.reader
         if not self._in_header:
-            marker = yield from reader.until(self._markers, sink.content)
-            sink.marker()
+            marker = yield from self._text(self._state.sink.content)
         else:
             marker = yield from reader.until(self._markers, discard)
         while marker is not None:
@@ -65,7 +64,7 @@ class Router:
     def _dispatch(
         self, header: str, channel: str, thinking: Callable[[bool], None]
     ) -> Steps[str | None]:
-        syntax, sink, reader = self._syntax, self._state.sink, self._state.reader
+        syntax, sink = self._syntax, self._state.sink
         match = _RECIPIENT.search(header)
         recipient = match.group(1) if match else None
         sink.marker()
@@ -73,15 +72,18 @@ class Router:
             channel in syntax.reasoning and recipient is None
         ):
             thinking(True)
-            marker = yield from reader.until(self._markers, sink.reasoning)
-            sink.marker()
-            return marker
+            return (yield from self._text(sink.reasoning))
         if syntax.inline_bodies:
             return (yield from self._inline(self._markers))
         if recipient is not None and recipient != "all":
             return (yield from self._call(recipient, channel))
-        marker = yield from reader.until(self._markers, sink.content)
-        sink.marker()
+        return (yield from self._text(sink.content))
+
+    def _text(self, write: Write) -> Steps[str | None]:
+        marker = yield from self._state.reader.until(self._markers, write)
+        # One that a stop or a limit cut off ends with what it said last, blanks too.
+        if marker is not None:
+            self._state.sink.marker()
         return marker
 
     def _call(self, recipient: str, channel: str) -> Steps[str | None]:
