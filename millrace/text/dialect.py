@@ -93,6 +93,9 @@ class Dialect:
             raise BadRequest(
                 "This model has no chat template; use /v1/completions.", param="messages"
             )
+        return self._compiled(source)
+
+    def _compiled(self, source: str) -> ChatTemplate:
         return ChatTemplate(
             source,
             bos_token=self._tokenizer.token_text("bos_token"),
@@ -109,6 +112,21 @@ class Dialect:
     @functools.cached_property
     def style(self) -> Style:
         return probe(self.template)
+
+    @functools.cached_property
+    def _plain(self) -> tuple[ChatTemplate, Style] | None:
+        """The template for conversations without tools, where that is another one."""
+        source = self._tokenizer.plain_source
+        if source is None:
+            return None
+        template = self._compiled(source)
+        return template, probe(template)
+
+    def _template_for(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]
+    ) -> tuple[ChatTemplate, Style]:
+        used = tools or any(m.get("role") == "tool" or m.get("tool_calls") for m in messages)
+        return (None if used else self._plain) or (self.template, self.style)
 
     @functools.cached_property
     def controls(self) -> ThinkingControls:
@@ -135,13 +153,14 @@ class Dialect:
         """The prompt's text."""
         tools = chat.tools if chat.tool_choice != "none" else []
         messages, _ = self._volatile.strip(self._without_thinking(chat))
-        ready = prepare(messages, tools, self.style, self.format)
+        template, style = self._template_for(messages, tools)
+        ready = prepare(messages, tools, style, self.format)
         arguments = (
             ready.arguments
             | self.controls.arguments(chat.thinking, chat.effort, chat.thinking_budget)
             | chat.template_arguments
         )
-        text = self.template.render(
+        text = template.render(
             open_ended(ready.messages) if chat.continue_final else ready.messages,
             tools=ready.tools,
             add_generation_prompt=chat.add_generation_prompt and not chat.continue_final,

@@ -35,6 +35,18 @@ class ChatTemplate:
         """The names that the template reads from outside."""
         return frozenset(meta.find_undeclared_variables(_environment().parse(self.source)))
 
+    @functools.cached_property
+    def _needs_tools(self) -> bool:
+        """Whether it goes through a list of tools even if there are none."""
+        asked = [{"role": "user", "content": "?"}]
+        try:
+            self._compiled.render(messages=asked, tools=None, **self._constants)
+        except TypeError:
+            return True
+        except Exception:  # it has other wishes, which are not asked about here
+            pass
+        return False
+
     def render(
         self,
         messages: Sequence[dict[str, Any]],
@@ -44,12 +56,14 @@ class ChatTemplate:
         **kwargs: Any,
     ) -> str:
         """The prompt's text. What the template refuses is the request's fault."""
+        if not tools:
+            tools = [] if self._needs_tools else None
         # Some templates gather things in lists, so they may change what they are given: a copy.
         values = copy.deepcopy(self._constants | kwargs)
         try:
             return self._compiled.render(
                 messages=copy.deepcopy(list(messages)),
-                tools=copy.deepcopy(list(tools)) if tools else None,
+                tools=None if tools is None else copy.deepcopy(list(tools)),
                 add_generation_prompt=add_generation_prompt,
                 **values,
             )

@@ -49,17 +49,30 @@ class Tokenizer:
 
     @functools.cached_property
     def template_source(self) -> str | None:
-        """The chat template, from wherever this model keeps it."""
+        """The chat template, from wherever this model keeps it; of several, the one for tools."""
+        named = self._templates
+        return named.get("tool_use") or named.get("default") or next(iter(named.values()), None)
+
+    @property
+    def plain_source(self) -> str | None:
+        """The template for conversations without tools, where a model has one of its own."""
+        return self._templates.get("default") if "tool_use" in self._templates else None
+
+    @functools.cached_property
+    def _templates(self) -> dict[str, str]:
         file = self.folder / "chat_template.jinja"
         if file.is_file():
-            return file.read_text(encoding="utf-8")
+            found: dict[str, str] = {"default": file.read_text(encoding="utf-8")}
+            further = sorted((self.folder / "additional_chat_templates").glob("*.jinja"))
+            return found | {f.stem: f.read_text(encoding="utf-8") for f in further}
         source = self.settings.get("chat_template")
         if source is None:
-            source = read_json(self.folder / "chat_template.json", optional=True).get("chat_template")
+            source = read_json(self.folder / "chat_template.json", optional=True).get(
+                "chat_template"
+            )
         if isinstance(source, list):
-            named = {t["name"]: t["template"] for t in source}
-            source = named.get("tool_use") or named.get("default") or next(iter(named.values()))
-        return source if isinstance(source, str) else None
+            return {t["name"]: t["template"] for t in source}
+        return {"default": source} if isinstance(source, str) else {}
 
     def _find_eos(self) -> frozenset[int]:
         """The union of every source: they disagree, and a missed one runs on for ever."""

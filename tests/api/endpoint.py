@@ -7,7 +7,7 @@ whole or streamed, is read as a client of its own would, into one and the same `
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -51,6 +51,8 @@ class Said:
     """The text as it came in a stream."""
     spelled: tuple[str, ...] = field(default=(), compare=False)
     """The arguments as they came in a stream."""
+    turn: tuple[dict[str, Any], ...] = field(default=(), compare=False, repr=False)
+    """What a client adds to the conversation before it goes on."""
     raw: Any = field(default=None, compare=False, repr=False)
 
 
@@ -86,6 +88,8 @@ class Endpoint:
     path: ClassVar[str]
     where: ClassVar[dict[str, str]] = {}
     """Wish → field, with dots for fields inside others; what is not here cannot be said."""
+    history: ClassVar[str] = "messages"
+    """The field of the conversation so far."""
     is_raw = False
     """Takes a text to go on with, not a conversation."""
     end = ""
@@ -108,6 +112,10 @@ class Endpoint:
         if wish == "tools":
             return [{"type": "function", "function": f} for f in value]
         return value
+
+    def results(self, said: Said, outputs: Sequence[str]) -> list[dict[str, Any]]:
+        """What a client adds once it has run the calls."""
+        raise NotImplementedError
 
     def whole(self, client: httpx.Client, body: Mapping[str, Any], **more: Any) -> Said:
         response = client.post(self.path, json={**body, "stream": False}, **more)

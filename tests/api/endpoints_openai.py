@@ -61,9 +61,16 @@ class _OpenAI(Endpoint):
             thinking=usage["completion_tokens_details"]["reasoning_tokens"],
             cached=usage["prompt_tokens_details"]["cached_tokens"],
             ids=tuple(c["id"] for c in calls),
+            turn=({"role": "assistant", **message},),
             raw=raw,
             **more,
         )
+
+    def results(self, said: Said, outputs: Sequence[str]) -> list[dict[str, Any]]:
+        return [
+            {"role": "tool", "tool_call_id": id, "content": text}
+            for id, text in zip(said.ids, outputs, strict=True)
+        ]
 
 
 class Chat(_OpenAI):
@@ -109,6 +116,7 @@ class Responses(Endpoint):
         "include_stop": "include_stop_str_in_output",
         "stop_in_reasoning": "stop_in_reasoning",
     }
+    history = "input"
     end = "response.completed"
 
     def ask(self, say: str) -> dict[str, Any]:
@@ -141,8 +149,15 @@ class Responses(Endpoint):
             thinking=usage["output_tokens_details"]["reasoning_tokens"],
             cached=usage["input_tokens_details"]["cached_tokens"],
             ids=tuple(c["call_id"] for c in calls),
+            turn=tuple(answer["output"]),
             raw=answer,
         )
+
+    def results(self, said: Said, outputs: Sequence[str]) -> list[dict[str, Any]]:
+        return [
+            {"type": "function_call_output", "call_id": id, "output": text}
+            for id, text in zip(said.ids, outputs, strict=True)
+        ]
 
     def stream(self, client: httpx.Client, body: Mapping[str, Any], **more: Any) -> Said:
         with self.open(client, body, **more) as response:

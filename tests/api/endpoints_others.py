@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from api.endpoint import SAMPLING, SHARED, Endpoint, Frame, Said, called
@@ -57,8 +58,16 @@ class Messages(Endpoint):
             thinking=usage["output_tokens_details"]["thinking_tokens"],
             cached=cached,
             ids=tuple(b["id"] for b in uses),
+            turn=({"role": "assistant", "content": blocks},),
             raw=answer,
         )
+
+    def results(self, said: Said, outputs: Sequence[str]) -> list[dict[str, Any]]:
+        blocks = [
+            {"type": "tool_result", "tool_use_id": id, "content": text}
+            for id, text in zip(said.ids, outputs, strict=True)
+        ]
+        return [{"role": "user", "content": blocks}]
 
     def fold(self, found: list[Frame]) -> Said:
         assert all(f.name == f.data["type"] for f in found)
@@ -176,8 +185,15 @@ class Ollama(Endpoint):
             prompt=answer["prompt_eval_count"],
             made=answer["eval_count"],
             ids=tuple(c["id"] for c in calls),
+            turn=({"role": "assistant", **message},),
             raw=answer,
         )
+
+    def results(self, said: Said, outputs: Sequence[str]) -> list[dict[str, Any]]:
+        return [
+            {"role": "tool", "tool_name": call.name, "content": text}
+            for call, text in zip(said.calls, outputs, strict=True)
+        ]
 
     def fold(self, found: list[Frame]) -> Said:
         lines = [f.data for f in found]

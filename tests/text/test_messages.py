@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 from test_formats_support import HOSTILE, SPECS, TOOLS, fold, read
 
 from millrace.errors import BadRequest
+from millrace.text.dialect import Conversation, Dialect
 from millrace.text.formats import OutputFormat, by_name, detect, thinking_controls
 from millrace.text.formats.showing import show_result, show_tools
 from millrace.text.formats.style import Style, probe
 from millrace.text.messages import Prepared, cut, open_ended, plain_text, prepare
 from millrace.text.template import ChatTemplate
+from millrace.text.tokenizer import Tokenizer
 
 CHATML = """
 {%- if tools %}<tools>{% for t in tools %}{{ t | tojson }}{% endfor %}</tools>{% endif %}
@@ -320,3 +324,25 @@ def test_what_a_template_changes_is_its_own_copy() -> None:
     messages, tools = [{"role": "user", "content": "q"}], [{"a": 1}]
     assert template.render(messages, tools=tools) == "2x"
     assert (messages, tools) == ([{"role": "user", "content": "q"}], [{"a": 1}])
+
+
+def test_a_template_for_tools_gets_an_empty_list_without_any() -> None:
+    template = ChatTemplate("{% for t in tools %}{{ t }}{% endfor %}{{ messages[0].content }}")
+    assert template.render([{"role": "user", "content": "q"}]) == "q"
+    assert ChatTemplate("{{ tools is none }}").render([]) == "True"
+
+
+def test_a_model_with_two_templates_uses_the_one_for_tools_only_with_tools(
+    tmp_path: Path, default_model: Path
+) -> None:
+    shutil.copy(default_model / "tokenizer.json", tmp_path)
+    named = [
+        {"name": "default", "template": "plain {{ messages[0].content }}"},
+        {"name": "tool_use", "template": "{{ tools | tojson }} {{ messages[0].content }}"},
+    ]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    dialect = Dialect(Tokenizer(tmp_path))
+    asked = [{"role": "user", "content": "q"}]
+    assert dialect.render(Conversation(asked)) == "plain q"
+    tool = {"type": "function", "function": {"name": "probe", "parameters": {"type": "object"}}}
+    assert "probe" in dialect.render(Conversation(asked, tools=[tool]))
