@@ -9,7 +9,7 @@ comma   := ,
 BIN      = $(VENV)/bin
 STAMP    = $(VENV)/.installed-$(BACKEND)
 
-.PHONY: help setup serve test lint unit test-heavy test-agents bench-core clean
+.PHONY: help setup serve test lint unit test-heavy test-agents test-fuzz bench-core clean
 
 help:  ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -43,6 +43,9 @@ test-heavy: setup  ## The long versions of the structured-output and tool tests
 
 test-agents: setup  ## Real coding agents, from the npm registry, as clients
 	@MILLRACE_AGENTS=1 $(BIN)/python -m pytest tests/agents -rs --timeout 900 $(ARGS)
+
+test-fuzz: setup  ## 5,000 random requests to every endpoint, held to /openapi.json
+	@MILLRACE_FUZZ=5000 $(BIN)/python -m pytest tests/api/test_openapi.py -k random -s --timeout 3000 $(ARGS)
 
 bench-core: setup  ## Our server against raw mlx-lm and mlx_lm.server, one table
 	@$(BIN)/python benchmarks/core.py $(ARGS)

@@ -165,7 +165,7 @@ def _servers(stack: ExitStack, options: argparse.Namespace, model: Path, logs: P
     if options.vllm_mlx:
         port = free_port()
         serve = [str(options.vllm_mlx / "bin" / "vllm-mlx"), "serve", str(model)]
-        name = ["--served-model-name", "default_model"]
+        name = ["--served-model-name", "default_model", "--continuous-batching"]
         commands[OTHERS] = ([*serve, *name, "--port", str(port)], port, blas)
     servers = []
     for name, (command, port, env) in commands.items():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -17,11 +16,9 @@ import uvicorn
 
 from millrace.api.app import create_app
 from millrace.api.context import Context
+from millrace.api.warming import warm_up
 from millrace.errors import EngineUnavailable
 from millrace.serving.registry import Registry
-from millrace.serving.warming import warm_up
-
-log = logging.getLogger("millrace.api")
 
 
 class _Uvicorn(uvicorn.Server):
@@ -69,7 +66,7 @@ async def _watch(context: Context, server: uvicorn.Server, on_ready: Callable[[]
             await model.client.settled()
         on_ready()
         for model in context.registry.all():
-            await warm_up(model, context.warm, log.info)
+            await warm_up(model, context.warm)
     except BaseException:
         server.should_exit = True
         raise

@@ -27,7 +27,7 @@ CACHE_SHARE = 0.3
 """The part of the memory for state that the prefix cache takes, where nobody says."""
 CPU_CHUNK, GPU_CHUNK = 512, 2048
 """The most prompt tokens of a chunk, where the configuration does not say."""
-CPU_BURST = 10.0
+CPU_BURST = 20.0
 """Chunks between the steps of running rows read all the weights once more, which a CPU feels: a burst
 is better run before anybody is answered."""
 CPU_AHEAD = 8

@@ -16,6 +16,8 @@ from millrace.engine.pace import Pace
 
 PRIORITY_SECONDS = 30.0
 """How much waiting one step of priority is worth."""
+ALIKE = 2
+"""A burst is of prompts of about one length: nobody waits for one so many times as long."""
 LEAST_SHARED = 32
 """Prompts share a chunk only for at least so many tokens each."""
 
@@ -126,8 +128,8 @@ class Scheduler(Generic[T]):
     def joining(self, running: Sequence[int], now: float) -> list[T]:
         """The tasks whose rows join those of these lengths in the batch now.
 
-        While nobody is being answered, a burst is prefilled first and joins as one: its rows then
-        have no long gaps, and equal ones stay equal. Nobody waits for that longer than a moment.
+        While nobody is being answered, a burst of like prompts is prefilled first and joins as one:
+        its rows then have no long gaps, and equal ones stay equal.
         Rows may have grown since a prompt began: it waits until the batch has room for it again.
         """
         if not self._ready:
@@ -135,7 +137,8 @@ class Scheduler(Generic[T]):
         self._burst = self._burst or now
         if not running and (following := self._first([])) is not None:
             cost = following.left * self._pace.token_seconds
-            if now + cost < self._burst + self._burst_seconds:
+            alike = following.left <= ALIKE * max(t.length for t in self._ready)
+            if alike and now + cost < self._burst + self._burst_seconds:
                 return []
         joined: list[T] = []
         for task in list(self._ready):

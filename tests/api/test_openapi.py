@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -189,15 +190,15 @@ def test_random_requests_are_answered_as_described(
     # What takes a body has more to go wrong, and gets three times as many.
     weights = [3 if operation.body else 1 for operation in operations]
     share = max(1, CASES // (2 * sum(weights))) if CASES else SAMPLE
-    total, faults = 0, list[Exception]()
+    answers, faults = Counter[int](), list[Exception]()
     for operation, weight in zip(operations, weights, strict=True):
         described = document["paths"][operation.path][operation.method]
         for mode in schemathesis.GenerationMode:
             try:
-                total += _attempt(operation, mode, share * weight, document, described)
+                answers += _attempt(operation, mode, share * weight, document, described)
             except Exception as fault:  # the others are tried as well
                 faults.append(fault)
-    print(f"{total} requests over {len(operations)} operations")
+    print(f"{answers.total()} requests over {len(operations)} operations: {dict(answers)}")
     if faults:
         raise ExceptionGroup(f"{len(faults)} endpoints fail", faults)
     assert target.health()["status"] == "ready"
@@ -207,9 +208,9 @@ def test_random_requests_are_answered_as_described(
 
 def _attempt(
     operation: Any, mode: Any, count: int, document: dict[str, Any], described: dict[str, Any]
-) -> int:
-    """Random requests to one endpoint, valid or not; how many there were."""
-    made = 0
+) -> Counter[int]:
+    """Random requests to one endpoint, valid or not; their statuses."""
+    made = Counter[int]()
 
     @seed(os.getpid() if CASES else 0)
     @settings(
@@ -221,9 +222,8 @@ def _attempt(
     )
     @given(case=operation.as_strategy(generation_mode=mode))
     def attempt(case: Any) -> None:
-        nonlocal made
-        made += 1
         answer = case.call(timeout=60)
+        made[answer.status_code] += 1
         response = httpx.Response(
             answer.status_code,
             headers=[(name, value) for name, values in answer.headers.items() for value in values],

@@ -5,7 +5,7 @@ Sampled text comes from a tiny model; calls and thoughts from scripted ones, cut
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ import httpx
 import pytest
 import scripted
 from api import tiny_folder
-from api.endpoint import Endpoint, Said
-from api.endpoints import ALL, CHAT, COMPLETIONS, GENERATE, MESSAGES, TALKS, turn
+from api.endpoint import Endpoint, Said, frames
+from api.endpoints import ALL, CHAT, COMPLETIONS, GENERATE, TALKS, turn
 from conftest import Server
 from scripted import Rule, Style
 
@@ -31,19 +31,16 @@ TOOLS = [
 
 
 def _rules(style: Style) -> list[Rule]:
-    def thought(text: str, answer: str) -> str:
-        return answer if style == "hermes" else scripted.think(text, answer, style)
-
     look = scripted.call("look", style, at='the "sky" ☃', deep={"n": [1, 2.5]})
     before, after = "I look.\n", "\nThat was it."
     if style == "harmony":
         before = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
         after = ""
     return [
-        Rule("one call", thought("I must look – now.", before + look)),
+        Rule("one call", scripted.think("I must look – now.", before + look, style)),
         Rule("two calls", look + "\n" + scripted.call("look", at="sea") + after),
-        Rule("not offered", thought("Risky.", scripted.call("rm", style, path="/"))),
-        Rule("think", thought("Hm, 你好.\n\nWell ☃.", ODD)),
+        Rule("not offered", scripted.think("Risky.", scripted.call("rm", style, path="/"), style)),
+        Rule("think", scripted.think("Hm, 你好.\n\nWell ☃.", ODD, style)),
         Rule("", ODD),
     ]
 
@@ -57,7 +54,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory, default_model: Path) -> Itera
     server.stop()
 
 
-@pytest.fixture(scope="module", params=["hermes", "thinking", "harmony"])
+@pytest.fixture(scope="module", params=["thinking", "harmony"])
 def talker(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, default_model: Path
 ) -> Iterator[httpx.Client]:
@@ -133,8 +130,6 @@ def test_several_answers(tiny: httpx.Client, endpoint: Endpoint) -> None:
 
 
 def _frames(response: httpx.Response) -> list[dict[str, Any]]:
-    from api.endpoint import frames
-
     *found, end = frames(response.iter_lines())
     assert end.data == "[DONE]"
     return [f.data for f in found]
@@ -164,9 +159,8 @@ def test_calls_and_thoughts(talker: httpx.Client, endpoint: Endpoint, temperatur
     assert (other.calls, other.finish) == ((), "stop")
     assert (thought.text, plain.text) == (ODD, ODD)
     assert (plain.thought, plain.finish) == ("", "stop")
-    if thought.thought:
-        assert (thought.thought, one.thought) == ("Hm, 你好.\n\nWell ☃.", "I must look – now.")
-        assert thought.thinking is None or 0 < thought.thinking < thought.made
+    assert (thought.thought, one.thought) == ("Hm, 你好.\n\nWell ☃.", "I must look – now.")
+    assert thought.thinking is None or 0 < thought.thinking < thought.made
 
 
 def test_all_protocols_read_the_same(talker: httpx.Client) -> None:
@@ -180,25 +174,24 @@ def test_all_protocols_read_the_same(talker: httpx.Client) -> None:
         assert len({s.thinking for s in said if s.thinking is not None}) == 1
 
 
+@pytest.mark.parametrize("say", ["one call", "think"])
 @pytest.mark.parametrize("endpoint", TALKS, ids=str)
-def test_answers_cut_at_any_length(talker: httpx.Client, endpoint: Endpoint) -> None:
-    def ask(say: str) -> Callable[[int], None]:
-        full = endpoint.whole(talker, endpoint.body(say, **wishes))
+def test_answers_cut_at_any_length(talker: httpx.Client, endpoint: Endpoint, say: str) -> None:
+    wishes = {"temperature": 0, "max_tokens": 200, "tools": TOOLS}
+    full = endpoint.whole(talker, endpoint.body(say, **wishes))
 
-        def cut(limit: int) -> None:
-            said = _both(talker, endpoint, say, **wishes | {"max_tokens": limit})
-            assert (said.finish, said.made) == ("length", limit)
-            assert full.text.startswith(said.text) and full.thought.startswith(said.thought)
-            assert "<" not in said.text + said.thought, "a piece of markup"
-            assert all(c in full.calls for c in said.calls) or endpoint is not MESSAGES
+    def cut(limit: int) -> None:
+        said = _both(talker, endpoint, say, **wishes | {"max_tokens": limit})
+        assert (said.finish, said.made) == ("length", limit)
+        assert full.text.startswith(said.text.rstrip())
+        assert full.thought.startswith(said.thought.rstrip())
+        assert "<" not in said.text + said.thought, "a piece of markup"
+        for mine, its in zip(said.calls, full.calls, strict=False):
+            assert mine.name == its.name
+            assert its.arguments.startswith(mine.arguments)
 
-        limits = range(1, full.made, 4)
-        return lambda n: [cut(limit) for limit in limits if limit % 3 == n]  # type: ignore[func-returns-value, return-value]
-
-    wishes: dict[str, Any] = {"temperature": 0, "max_tokens": 200, "tools": TOOLS}
     with ThreadPoolExecutor(6) as pool:
-        for check in [ask(say) for say in ("one call", "think")]:
-            list(pool.map(check, range(3)))
+        list(pool.map(cut, range(1, full.made, 3)))
 
 
 @pytest.mark.parametrize("endpoint", ALL, ids=str)

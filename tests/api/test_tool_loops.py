@@ -65,10 +65,9 @@ def _steps(style: Style) -> list[Step]:
     if style != "harmony":
         steps[4] = Step([*steps[4].calls, called("measure", {"where": {"city": "Rom"}})])
     steps[2] = steps[2]._replace(text="Now the numbers – all of them.")
-    if style != "hermes":
-        steps[0] = steps[0]._replace(thought="Where to begin? In Zürich.")
-        steps[2] = steps[2]._replace(thought="Numbers next.")
-        steps[5] = steps[5]._replace(thought="One last thing:\n\n- a note.")
+    steps[0] = steps[0]._replace(thought="Where to begin? In Zürich.")
+    steps[2] = steps[2]._replace(thought="Numbers next.")
+    steps[5] = steps[5]._replace(thought="One last thing:\n\n- a note.")
     return steps
 
 
@@ -179,7 +178,7 @@ def clients(
         server.stop()
 
 
-@pytest.fixture(scope="module", params=["hermes", "thinking", "harmony"])
+@pytest.fixture(scope="module", params=["thinking", "harmony"])
 def style(request: pytest.FixtureRequest) -> Style:
     chosen: Style = request.param
     return chosen

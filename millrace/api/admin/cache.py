@@ -17,10 +17,11 @@ from millrace.api.context import context_of
 from millrace.api.openapi.describe import RUNS, describe
 from millrace.api.running import run
 from millrace.api.sampling import ignored_header
+from millrace.api.warming import finish, request_of
 from millrace.errors import BadRequest
 from millrace.protocol import HitKind, TierReport
 from millrace.serving.model import ServedModel
-from millrace.serving.warming import Talk, Warmed, finish, request_of
+from millrace.serving.warming import Talk, Warmed
 
 router = APIRouter()
 _NO_HITS: dict[HitKind, int] = dict.fromkeys(get_args(HitKind), 0)

@@ -68,7 +68,7 @@ def _request(
     id: str, raw: dict[str, Any], wire: ChatRequest, offer: Offer, model: ServedModel
 ) -> tuple[Request, list[str]]:
     """The request, and the names of what was left out of it."""
-    chat, entry = _conversation(raw, wire, offer, model.dialect), demanded(wire)
+    chat, entry = conversation_of(raw, wire, offer, model.dialect), demanded(wire)
     request = model.chat(id, chat, entry)
     fill(request, wire, model)
     request.max_tokens = wire.max_completion_tokens or wire.max_tokens
@@ -80,7 +80,7 @@ def _request(
     return request, ignored + [f"chat_template_kwargs.{name}" for name in strange]
 
 
-def _conversation(
+def conversation_of(
     raw: dict[str, Any], wire: ChatRequest, offer: Offer, dialect: Dialect
 ) -> Conversation:
     for message in wire.messages:

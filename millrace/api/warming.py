@@ -1,0 +1,93 @@
+"""Filling the prefix cache ahead of time.
+
+What is wanted is the state, so one token is made and thrown away. Conversations take the way of chat
+requests, so that these find it. Warming gives way to every request that somebody waits for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Sequence
+
+import msgspec
+
+from millrace.api.body import convert
+from millrace.api.openai.chat import conversation_of
+from millrace.api.openai.schema import ChatRequest
+from millrace.api.openai.tools import offer_of
+from millrace.errors import BadRequest, MillraceError
+from millrace.protocol import Sampling
+from millrace.serving.model import Running, ServedModel
+from millrace.serving.request import Request
+from millrace.serving.warming import Line, Talk, Warmed
+from millrace.text.borders import opening
+
+log = logging.getLogger("millrace.api")
+
+_LAST = -1000
+"""The lowest priority that a request can have."""
+
+
+def request_of(model: ServedModel, item: str | Talk, salt: str = "") -> Request:
+    """A request that leaves the item's state behind. Renders: not for the event loop."""
+    id = f"warm-{secrets.token_hex(8)}"
+    if isinstance(item, str):
+        request = Request(id=id, prompt=model.text_prompt(item))
+    else:
+        request = _conversation(model, id, item)
+    request.sampling = Sampling(temperature=0.0)
+    request.max_tokens = 1
+    request.ignore_eos = True
+    request.priority = _LAST
+    request.cache_salt = salt
+    return request
+
+
+def _conversation(model: ServedModel, id: str, item: Talk) -> Request:
+    raw = msgspec.to_builtins(item)
+    wire = convert(raw, ChatRequest)
+    chat = conversation_of(raw, wire, offer_of(wire), model.dialect)
+    if any(m.role == "user" for m in wire.messages):
+        request = model.chat(id, chat)
+        request.chat = None
+        return request
+    prompt = model.tokenizer.encode(opening(model.dialect, chat))
+    return Request(id=id, prompt=prompt, stripped=model.dialect.stripped(chat))
+
+
+async def finish(running: Running) -> Warmed:
+    """Wait for such a request to be done."""
+    try:
+        async for _ in running.events():
+            pass
+    finally:
+        running.close()
+    usage = running.usage
+    return Warmed(usage.prompt, usage.cached, usage.prompt - usage.cached)
+
+
+async def warm_up(model: ServedModel, lines: Sequence[Line]) -> None:
+    """Run them one after the other; one that cannot be run is skipped, and said so."""
+    run = found = 0
+    for number, line in enumerate(lines, 1):
+        try:
+            request = await asyncio.to_thread(request_of, model, line.item, line.cache_salt)
+            request.endpoint = "--warm"
+            done = await finish(model.run(request))
+        except BadRequest as error:
+            log.warning("--warm: prompt %d cannot be run: %s", number, error.message)
+            continue
+        except MillraceError as error:
+            log.warning("--warm: stopped at prompt %d: %s", number, error.message)
+            return
+        run += done.prefilled_tokens
+        found += done.cached_tokens
+        log.info(
+            "warming the cache: %d of %d prompts, %d tokens run, %d were there",
+            number,
+            len(lines),
+            run,
+            found,
+        )

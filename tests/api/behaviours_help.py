@@ -1,0 +1,120 @@
+"""The two servers of the behaviours' tests, and the little that the tests ask of them beside answers."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import scripted
+from api import tiny_folder
+from conftest import Server
+from prometheus_client.parser import text_string_to_metric_families
+from scripted import Rule, call, think
+
+WINDOW = tiny_folder.WINDOW
+KEY = "a-key-of-the-mill"
+RUNNING, QUEUE = 4, 2
+ENDS = {"config": 0, "generation_config": 17, "text_config": 18, "tokenizer": 2}
+"""A token that ends answers, by where the model says so."""
+
+HELLO = "Hello ☃ 你好 😀, friend."
+THOUGHT = "A greeting, then."
+PONDERED = "word " * 60
+JSON = '{"sky": "blue", "warm": true}'
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"sky": {"enum": ["blue", "grey"]}, "warm": {"type": "boolean"}},
+    "required": ["sky", "warm"],
+    "additionalProperties": False,
+}
+LOOK: dict[str, Any] = {
+    "name": "look",
+    "description": "Looks somewhere.",
+    "parameters": {
+        "type": "object",
+        "properties": {"at": {"enum": ["sky", "sea"]}, "long": {"type": "boolean"}},
+        "required": ["at"],
+        "additionalProperties": False,
+    },
+}
+RULES = [
+    Rule("two calls", call("look", at="sky", long=True) + "\n" + call("look", at="sea")),
+    Rule("mixed", think("I must look.", f"{HELLO}\n" + call("look", at="sky", long=False))),
+    Rule("not offered", call("rm", path="/")),
+    Rule("ponder", think(PONDERED, "Done.")),
+    Rule("as JSON", think("In a form.", JSON)),
+    Rule("Count", "1, 2, 3, 4, 5, 6, 7, 8, 9, 10"),
+    Rule("And now", "Still here."),
+    Rule("", think(THOUGHT, HELLO)),
+]
+
+
+class Mill(NamedTuple):
+    """The tiny model's server, whose requests need a key."""
+
+    server: Server
+    client: httpx.Client
+    model: Path
+
+    @property
+    def requests(self) -> list[dict[str, Any]]:
+        status = self.client.get("/v1/status").json()
+        return list(status["models"][0]["requests"])
+
+    def metric(self, sample: str) -> float:
+        text = self.client.get("/metrics").text
+        return sum(
+            s.value
+            for family in text_string_to_metric_families(text)
+            for s in family.samples
+            if s.name == sample
+        )
+
+    @property
+    def prefilled(self) -> int:
+        """Prompt tokens that were really run, since the start."""
+        return int(self.metric("millrace_prefilled_tokens_total"))
+
+    def idle(self, patience: float = 5) -> bool:
+        return until(lambda: not self.requests, patience)
+
+
+def until(condition: Callable[[], object], patience: float = 10) -> bool:
+    deadline = time.monotonic() + patience
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def serve_tiny(folder: Path, tokenizer_of: Path) -> Iterator[Mill]:
+    model = tiny_folder.make(folder / "tiny", tokenizer_of)
+    config = json.loads((model / "config.json").read_text())
+    config["eos_token_id"] = ENDS["config"]
+    config["text_config"] = {"eos_token_id": [ENDS["text_config"]]}
+    (model / "config.json").write_text(json.dumps(config))
+    ends = {"eos_token_id": ENDS["generation_config"]}
+    (model / "generation_config.json").write_text(json.dumps(ends))
+    server = Server(
+        str(model), "--alias", "mill", "--api-key", KEY, "--keep-alive", "0.05",
+        "--max-running", str(RUNNING), "--max-queue", str(QUEUE), "--prefill-chunk", "64",
+        "--store", str(folder / "store.sqlite"),
+    ).wait_ready()  # fmt: skip
+    headers = {"authorization": f"Bearer {KEY}"}
+    with httpx.Client(base_url=server.url, headers=headers, timeout=60) as client:
+        yield Mill(server, client, model)
+    server.stop()
+
+
+def serve_scripted(folder: Path, tokenizer_of: Path) -> Iterator[httpx.Client]:
+    made = scripted.make(folder / "scripted", tokenizer_of, RULES, "thinking")
+    store = str(folder / "store.sqlite")
+    server = Server(str(made), "--trust-remote-code", "--store", store).wait_ready()
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        yield client
+    server.stop()
