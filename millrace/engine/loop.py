@@ -227,11 +227,14 @@ class Engine:
         if step.rows and self._last_read is not None:
             step.seconds = now - self._last_read
             rows = len(step.rows)
-            if self._speculation is not None and self._launched > rows:
-                if not max(self._chunks):
-                    self._speculation.saw_step(self._launched, step.seconds)
-            elif tokens := max(self._chunks):
-                self._pace.saw_gap(rows, tokens, step.seconds)
+            extra = 0.0
+            if self._speculation is not None:
+                extra = self._speculation.extra(self._launched, rows)
+                self._pace.saw_guesses(extra)
+            if tokens := max(self._chunks):
+                self._pace.saw_gap(rows, tokens, step.seconds - extra)
+            elif self._speculation is not None and self._launched > rows:
+                self._speculation.saw_step(self._launched, step.seconds)
             else:
                 self._pace.saw_step(rows, step.seconds)
         self._last_read = now if step.rows else None

@@ -26,6 +26,8 @@ class Pace:
         self.token_seconds = 1e-3
         """What one prompt token costs in a long chunk."""
         self._measured = False
+        self._extra = 0.0
+        """What guesses make a step longer by, lately."""
         self._chunk_seconds: float | None = None
         """What a chunk costs beside its tokens: reading the weights, a long context behind it."""
 
@@ -33,6 +35,10 @@ class Pace:
         before = self._steps.get(rows, seconds)
         # One slow step is noise: a jump counts for no more than a doubling.
         self._steps[rows] = before + _MEMORY * (min(seconds, 2 * before) - before)
+
+    def saw_guesses(self, extra: float) -> None:
+        """A step was longer by this much, since rows guessed ahead; streams feel that step."""
+        self._extra += _MEMORY * (extra - self._extra)
 
     def saw_chunk(self, tokens: int, seconds: float) -> None:
         """A chunk took this long by itself."""
@@ -42,7 +48,7 @@ class Pace:
             self._measured = True
 
     def saw_gap(self, rows: int, tokens: int, seconds: float) -> None:
-        """A decode step with a chunk beside it took this long together."""
+        """A plain decode step with a chunk beside it took this long together."""
         chunk = max(0.0, seconds - self.step(rows))
         beside = max(0.0, chunk - tokens * self.token_seconds)
         before = beside if self._chunk_seconds is None else self._chunk_seconds
@@ -71,10 +77,10 @@ class Pace:
         step, target = self.step(running), self._max_stall
         if target is None:
             # The prompt at hand is one of those that come: alone, it changes nothing.
-            target = GAP_IN_STEPS * self.step(running + max(0, coming - 1))
+            target = GAP_IN_STEPS * (self.step(running + max(0, coming - 1)) + self._extra)
         # A chunk reads all the weights as a step does, until it is known what it takes.
         beside = step if self._chunk_seconds is None else self._chunk_seconds
-        spare = target - step - beside
+        spare = target - step - self._extra - beside
         return max(SMALLEST_CHUNK, min(self._chunk, int(spare / self.token_seconds)))
 
     def chunk(self, left: int, running: int, coming: int = 0) -> int:

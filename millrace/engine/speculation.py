@@ -161,6 +161,12 @@ class Speculation:
         before = self._seconds.get(tokens, seconds)
         self._seconds[tokens] = before + _MEMORY * (min(seconds, 2 * before) - before)
 
+    def extra(self, tokens: int, rows: int) -> float:
+        """What guesses make a step longer by, when it has so many tokens in all."""
+        if tokens <= rows:
+            return 0.0
+        return max(0.0, self._cost(tokens, rows) - self._steps.step(rows))
+
     def width(self, shares: Sequence[tuple[float, int]], rows: int) -> int:
         """How many guesses per row are worth it, given each guessing row's share and its guesses."""
         plain = self._cost(rows, rows)

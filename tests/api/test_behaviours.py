@@ -48,7 +48,6 @@ from api.endpoints import (
     OLLAMA,
     RESPONSES,
     TALKS,
-    turn,
 )
 
 every = pytest.mark.parametrize("endpoint", ALL, ids=str)
@@ -657,4 +656,3 @@ def test_35_a_picture_on_a_private_network_is_refused() -> None: ...
 def test_the_list_is_complete() -> None:
     named = {int(n) for name in globals() if (n := name.removeprefix("test_")[:2]).isdigit()}
     assert named == set(range(1, 36))
-    assert turn(COMPLETIONS, "x") != turn(CHAT, "x")

@@ -13,6 +13,8 @@ from starlette.responses import Response
 from millrace.api.answer import as_json
 from millrace.api.body import convert, read_object
 from millrace.api.context import context_of
+from millrace.api.openapi.describe import READS, describe
+from millrace.api.responses.answers import ConversationObject, Deleted, ItemList, Paging
 from millrace.api.responses.ids import fresh
 from millrace.api.responses.items import Item, read_items
 from millrace.api.responses.paging import listed, page
@@ -36,6 +38,13 @@ class Labels(msgspec.Struct):
 
 
 @router.post("/v1/conversations")
+@describe(
+    "conversations",
+    "Begin a conversation",
+    body=NewConversation,
+    answer=ConversationObject,
+    statuses=READS,
+)
 async def create(http: HttpRequest) -> Response:
     wire = convert(await _body(http), NewConversation)
     made = conversation_object(fresh("conv_"), int(time.time()), wire.metadata or {})
@@ -44,11 +53,19 @@ async def create(http: HttpRequest) -> Response:
 
 
 @router.get("/v1/conversations/{id}")
+@describe("conversations", "One conversation", answer=ConversationObject, statuses=(404,))
 async def get(http: HttpRequest, id: str) -> Response:
     return as_json(await _store(http).conversation(id))
 
 
 @router.post("/v1/conversations/{id}")
+@describe(
+    "conversations",
+    "Label a conversation",
+    body=Labels,
+    answer=ConversationObject,
+    statuses=(*READS, 404),
+)
 async def update(http: HttpRequest, id: str) -> Response:
     labels = convert(await _body(http), Labels)
     found = await _store(http).conversation(id)
@@ -57,6 +74,7 @@ async def update(http: HttpRequest, id: str) -> Response:
 
 
 @router.delete("/v1/conversations/{id}")
+@describe("conversations", "Delete a conversation", answer=Deleted, statuses=(404,))
 async def delete(http: HttpRequest, id: str) -> Response:
     if not await _store(http).delete_conversation(id):
         raise NotFound(f"There is no conversation '{id}' here.", param="conversation")
@@ -64,12 +82,26 @@ async def delete(http: HttpRequest, id: str) -> Response:
 
 
 @router.get("/v1/conversations/{id}/items")
+@describe(
+    "conversations",
+    "The items of a conversation",
+    answer=ItemList,
+    query=Paging,
+    statuses=(400, 404),
+)
 async def items(http: HttpRequest, id: str) -> Response:
     await _store(http).conversation(id)
     return as_json(page(http, await _store(http).conversation_items(id)))
 
 
 @router.post("/v1/conversations/{id}/items")
+@describe(
+    "conversations",
+    "Add items to a conversation",
+    body=NewItems,
+    answer=ItemList,
+    statuses=(*READS, 404),
+)
 async def add(http: HttpRequest, id: str) -> Response:
     wire = convert(await _body(http), NewItems)
     await _store(http).conversation(id)
@@ -79,6 +111,7 @@ async def add(http: HttpRequest, id: str) -> Response:
 
 
 @router.get("/v1/conversations/{id}/items/{item}")
+@describe("conversations", "One item", statuses=(404,))
 async def item(http: HttpRequest, id: str, item: str) -> Response:
     await _store(http).conversation(id)
     found = [i for i in await _store(http).conversation_items(id) if i["id"] == item]
@@ -88,6 +121,7 @@ async def item(http: HttpRequest, id: str, item: str) -> Response:
 
 
 @router.delete("/v1/conversations/{id}/items/{item}")
+@describe("conversations", "Remove an item", answer=ConversationObject, statuses=(404,))
 async def remove(http: HttpRequest, id: str, item: str) -> Response:
     found = await _store(http).conversation(id)
     if not await _store(http).shorten_conversation(id, item):

@@ -11,10 +11,13 @@ from starlette.responses import Response
 from millrace.api.answer import EventStream, as_json, whole
 from millrace.api.body import read_object
 from millrace.api.context import context_of, request_id
+from millrace.api.openapi.describe import READS, RUNS, SSE, describe
 from millrace.api.responses.answering import Answering, encode
+from millrace.api.responses.answers import InputTokens, ResponseEvent, ResponseObject
 from millrace.api.responses.ids import fresh
 from millrace.api.responses.parts import Wire
 from millrace.api.responses.prepare import Plan, our_words, prepare
+from millrace.api.responses.schema import ResponsesRequest
 from millrace.api.responses.store import Store
 from millrace.api.running import run
 from millrace.api.sampling import ignored_header
@@ -25,6 +28,15 @@ router = APIRouter()
 
 
 @router.post("/v1/responses")
+@describe(
+    "responses",
+    "Make a response",
+    body=ResponsesRequest,
+    answer=ResponseObject,
+    stream=SSE,
+    event=ResponseEvent,
+    statuses=RUNS,
+)
 async def create(http: HttpRequest) -> Response:
     context = context_of(http)
     raw = await read_object(http, context.config.max_body)
@@ -48,6 +60,13 @@ async def create(http: HttpRequest) -> Response:
 
 
 @router.post("/v1/responses/input_tokens")
+@describe(
+    "responses",
+    "Count a request's tokens",
+    body=ResponsesRequest,
+    answer=InputTokens,
+    statuses=(*READS, 404),
+)
 async def input_tokens(http: HttpRequest) -> Response:
     """How long the prompt of a request would be, template and tools included."""
     context = context_of(http)

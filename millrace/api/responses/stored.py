@@ -11,6 +11,15 @@ from starlette.responses import Response
 
 from millrace.api.answer import EventStream, as_json
 from millrace.api.context import context_of
+from millrace.api.openapi.describe import SSE, describe
+from millrace.api.responses.answers import (
+    Deleted,
+    Following,
+    ItemList,
+    Paging,
+    ResponseEvent,
+    ResponseObject,
+)
 from millrace.api.responses.jobs import replay
 from millrace.api.responses.paging import number, page
 from millrace.errors import BadRequest, NotFound
@@ -19,6 +28,15 @@ router = APIRouter()
 
 
 @router.get("/v1/responses/{id}")
+@describe(
+    "responses",
+    "A stored response, or its events",
+    answer=ResponseObject,
+    stream=SSE,
+    event=ResponseEvent,
+    query=Following,
+    statuses=(400, 404),
+)
 async def get(http: HttpRequest, id: str) -> Response:
     if http.query_params.get("stream", "false").lower() in ("true", "1"):
         return await _follow(http, id)
@@ -56,6 +74,7 @@ async def _response(http: HttpRequest, id: str) -> dict[str, Any]:
 
 
 @router.delete("/v1/responses/{id}")
+@describe("responses", "Delete a stored response", answer=Deleted, statuses=(404,))
 async def delete(http: HttpRequest, id: str) -> Response:
     context = context_of(http)
     if job := context.jobs.get(id):
@@ -66,6 +85,7 @@ async def delete(http: HttpRequest, id: str) -> Response:
 
 
 @router.post("/v1/responses/{id}/cancel")
+@describe("responses", "Cancel a background response", answer=ResponseObject, statuses=(400, 404))
 async def cancel(http: HttpRequest, id: str) -> Response:
     context = context_of(http)
     if job := context.jobs.get(id):
@@ -81,6 +101,13 @@ async def cancel(http: HttpRequest, id: str) -> Response:
 
 
 @router.get("/v1/responses/{id}/input_items")
+@describe(
+    "responses",
+    "What a response was given",
+    answer=ItemList,
+    query=Paging,
+    statuses=(400, 404),
+)
 async def input_items(http: HttpRequest, id: str) -> Response:
     """All that the response was given, what it goes back to included."""
     context = context_of(http)
