@@ -281,9 +281,7 @@ def _exposed(address: str, config: ServeConfig) -> str | None:
     return text
 
 
-def _welcome(
-    name: str, address: tuple[str, int], config: ServeConfig, warning: str | None
-) -> None:
+def _welcome(name: str, address: tuple[str, int], config: ServeConfig, warning: str | None) -> None:
     from rich.console import Console
 
     host, port = address[:2]

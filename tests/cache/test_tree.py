@@ -56,7 +56,10 @@ class TreeAgainstDictionary(RuleBasedStateMachine):
         if node.stored:
             both = self.disk[node.id]
             at = len(upper.tokens)
-            self.disk[upper.id], self.disk[node.id] = both.cut(0, at), both.cut(at, len(both.states))
+            self.disk[upper.id], self.disk[node.id] = (
+                both.cut(0, at),
+                both.cut(at, len(both.states)),
+            )
 
     @rule(target=texts, salt=SALTS, tokens=TOKENS, mark=st.booleans())
     def insert(self, salt: str, tokens: list[int], mark: bool) -> tuple[str, list[int]]:

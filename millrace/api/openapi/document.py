@@ -41,7 +41,7 @@ def build(routes: Iterable[APIRoute], *, keyed: bool) -> dict[str, Any]:
     book = _Schemas([d for _, d in described])
     paths: dict[str, dict[str, Any]] = {}
     for route, description in described:
-        for method in sorted(route.methods - {"HEAD"}):
+        for method in sorted((route.methods or set()) - {"HEAD"}):
             operation = _operation(route, method, description, book)
             paths.setdefault(route.path_format, {})[method.lower()] = operation
     document: dict[str, Any] = {
