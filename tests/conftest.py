@@ -15,6 +15,11 @@ from typing import Any
 
 import httpx
 import pytest
+from hypothesis import settings
+
+# How long an example takes says more about the machine's other work than about the code.
+settings.register_profile("millrace", deadline=None)
+settings.load_profile("millrace")
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -65,6 +65,11 @@ class Mill(NamedTuple):
         status = self.client.get("/v1/status").json()
         return list(status["models"][0]["requests"])
 
+    def only(self) -> dict[str, Any]:
+        """The one request that is under way."""
+        assert until(lambda: len(self.requests) == 1), self.requests
+        return self.requests[0]
+
     def metric(self, sample: str) -> float:
         text = self.client.get("/metrics").text
         return sum(

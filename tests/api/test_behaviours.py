@@ -6,6 +6,7 @@ Short and black-box; what a line means in depth is tested where its own feature 
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -50,6 +51,9 @@ from api.endpoints import (
     TALKS,
 )
 
+pytestmark = pytest.mark.skipif(
+    not os.environ.get("MILLRACE_HEAVY"), reason="part of make test-heavy"
+)
 every = pytest.mark.parametrize("endpoint", ALL, ids=str)
 every_talk = pytest.mark.parametrize("endpoint", TALKS, ids=str)
 LONG: dict[str, Any] = {"max_tokens": 6000, "temperature": 0}
@@ -108,7 +112,7 @@ def test_02_max_tokens_is_positive_and_else_what_the_window_leaves(
         return
     body = endpoint.body("hi", **{"max_tokens": None} if endpoint is GENERATE else {})
     with endpoint.open(mill.client, body):
-        (request,) = mill.requests
+        request = mill.only()
         assert request["prompt_tokens"] + request["max_tokens"] == WINDOW
     assert mill.idle()
     if endpoint is CHAT:
@@ -261,7 +265,7 @@ def test_10_an_error_in_the_middle_is_an_error_event(mill: Mill, endpoint: Endpo
     headers = {"x-request-id": id}
     with endpoint.open(mill.client, endpoint.body("hi", **LONG), headers=headers) as response:
         lines = response.iter_lines()
-        until(lambda: mill.requests[0]["made_tokens"] > 2)
+        assert until(lambda: mill.only()["made_tokens"] > 2)
         assert mill.client.post(f"/v1/requests/{id}/cancel").status_code == 200
         *_, before, last = frames(lines)
     if endpoint is GENERATE:
@@ -427,9 +431,8 @@ def test_20_the_same_text_with_another_picture_is_another_answer() -> None: ...
 def test_21_a_retry_goes_on_where_the_prefill_stopped(mill: Mill) -> None:
     body = COMPLETIONS.body("mill " * 7000, cache_salt="21", max_tokens=1)
     with COMPLETIONS.open(mill.client, body):
-        (request,) = mill.requests
-        half = request["prompt_tokens"] / 2
-        assert until(lambda: mill.requests[0]["prefilled_tokens"] > half)
+        half = mill.only()["prompt_tokens"] / 2
+        assert until(lambda: mill.only()["prefilled_tokens"] > half)
     assert mill.idle()
     before = mill.prefilled
     said = COMPLETIONS.whole(mill.client, body)
@@ -456,8 +459,7 @@ def test_22_a_request_is_cancelled_by_its_id(mill: Mill, endpoint: Endpoint) -> 
     body = endpoint.body("hi", **LONG) | {"stream": False}
     with ThreadPoolExecutor(1) as pool:
         asking = pool.submit(mill.client.post, endpoint.path, json=body, headers=headers)
-        assert until(lambda: mill.requests)
-        assert mill.requests[0]["id"] == f"mine-{endpoint}"
+        assert mill.only()["id"] == f"mine-{endpoint}"
         assert mill.client.delete(f"/v1/requests/mine-{endpoint}").status_code == 200
         response = asking.result()
     if endpoint is GENERATE:
@@ -631,8 +633,8 @@ def test_33_the_status_names_every_request(mill: Mill, endpoint: Endpoint) -> No
     endpoint.whole(mill.client, endpoint.body("mill " * 50, cache_salt="33", **SHORT))
     headers = {"x-request-id": f"seen-{endpoint}"}
     with endpoint.open(mill.client, body, headers=headers):
-        assert until(lambda: mill.requests[0]["made_tokens"] > 5)
-        (request,) = mill.requests
+        assert until(lambda: mill.only()["made_tokens"] > 5)
+        request = mill.only()
     assert mill.idle()
     assert request["id"] == f"seen-{endpoint}"
     assert (request["phase"], request["progress"]) == ("decode", 1.0)
