@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -60,7 +61,8 @@ class _Schemas:
     def __init__(self, descriptions: list[Description]) -> None:
         types = [t for d in descriptions for t in (d.body, d.answer, d.event, d.query)]
         named = [t for t in dict.fromkeys([*types, *TYPES.values()]) if t is not None]
-        schemas, self.components = msgspec.json.schema_components(named, ref_template=_REF)
+        found = msgspec.json.schema_components(named, ref_template=_REF)
+        schemas, self.components = _shortened(*found)
         self._known = dict(zip(named, schemas, strict=True))
 
     def of(self, type: Any) -> dict[str, Any]:
@@ -76,6 +78,30 @@ class _Schemas:
             {"name": name, "in": "query", "required": name in required, "schema": field}
             for name, field in schema["properties"].items()
         ]
+
+
+def _shortened(
+    schemas: tuple[dict[str, Any], ...], components: dict[str, Any]
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Types of one name in two protocols are told apart by the protocol, not by their module."""
+    plain = {name: name.removeprefix("millrace.api.") for name in components}
+    short = {k: re.sub(r"\..*\.", ".", name) for k, name in plain.items()}
+    count = Counter(short.values())
+    names = {k: name if count[name] == 1 else plain[k] for k, name in short.items()}
+
+    def renamed(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [renamed(v) for v in value]
+        if not isinstance(value, dict):
+            return value
+        if isinstance(ref := value.get("$ref"), str):
+            return value | {"$ref": _REF.format(name=names[ref.rpartition("/")[2]])}
+        if "propertyName" in value and isinstance(mapping := value.get("mapping"), dict):
+            whole = {k: _REF.format(name=names[v.rpartition("/")[2]]) for k, v in mapping.items()}
+            value = value | {"mapping": whole}
+        return {k: renamed(v) for k, v in value.items()}
+
+    return renamed(schemas), {names[k]: renamed(v) for k, v in components.items()}
 
 
 def _operation(
