@@ -171,8 +171,10 @@ def _start(
     stack: ExitStack, model: Path, blas: str | None, logs: Path, only: str | None
 ) -> dict[str, Child]:
     python = [sys.executable, "-m"]
+    # Nothing from an earlier run may be found on disk.
+    ours = [*python, "millrace", "serve", str(model), "--name", "default_model"]
     commands = {
-        OURS: ([*python, "millrace", "serve", str(model), "--name", "default_model"], {}),
+        OURS: ([*ours, "--cache-disk", "0"], {}),
         THEIRS: ([*python, "mlx_lm", "server", "--model", str(model)], with_blas(blas)),
     }
     servers = {}
