@@ -21,6 +21,10 @@ from hypothesis import settings
 settings.register_profile("millrace", deadline=None)
 settings.load_profile("millrace")
 
+# Tests that run side by side get a core each: BLAS threads that outnumber the cores wait for each other.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 ROOT = Path(__file__).resolve().parents[1]
 
 

@@ -17,6 +17,8 @@ RUNNING, QUEUE, CLIENTS = 8, 32, 200
 # Long enough that all clients have come before the first answer ends.
 BODY = {"prompt": "Once", "max_tokens": 400, "temperature": 0, "ignore_eos": True}
 GROWTH = 1.3
+BUFFERS = 256 * 1024
+"""Kilobytes of freed buffers that MLX may keep for reuse on a CPU, which fill up over the waves."""
 
 
 async def _wave(server: Server) -> list[httpx.Response]:
@@ -85,12 +87,13 @@ def test_two_hundred_at_once(
     model = tiny_folder.make(tmp_path / "tiny", default_model)
     bounds = ("--max-running", str(RUNNING), "--max-queue", str(QUEUE))
     server = start(str(model), *bounds).wait_ready()
-    memory: list[dict[str, int]] = []
+    memory = [_memory(server)]
     for _ in range(3):
         _check(asyncio.run(_wave(server)))
         memory.append(_memory(server))
-    for name, first in memory[0].items():
-        assert max(m[name] for m in memory[1:]) < GROWTH * first, memory
+    for name, before in memory[0].items():
+        reused = BUFFERS if name == "engine" else 0
+        assert max(m[name] for m in memory[1:]) < GROWTH * before + reused, memory
     _is_idle(server)
     answer = server.post("/v1/completions", BODY | {"max_tokens": 3})
     assert answer.json()["usage"]["completion_tokens"] == 3

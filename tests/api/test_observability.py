@@ -58,7 +58,8 @@ def test_metrics_count_what_happened(server: Server) -> None:
 
     before = counted()
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, "ignore_eos": True}
-    usage = server.post("/v1/chat/completions", body).json()["usage"]
+    salted = body | {"cache_salt": "metrics"}  # nothing another test computed may be found
+    usage = server.post("/v1/chat/completions", salted).json()["usage"]
     after = counted()
     assert {name: after[name] - before[name] for name in after} == {
         "requests": 1,
