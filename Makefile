@@ -2,6 +2,8 @@
 PYTHON  ?= python3
 VENV    ?= .venv
 ARGS    ?=
+# Tests that run side by side; each has a core of its own.
+WORKERS ?= 2
 # The MLX back-end: Metal comes with MLX on a Mac; Linux gets the CPU wheel unless told otherwise.
 BACKEND ?= $(if $(filter Darwin,$(shell uname -s)),metal,cpu)
 EXTRAS   = $(if $(filter metal,$(BACKEND)),dev,dev$(comma)$(BACKEND))
@@ -36,7 +38,7 @@ lint: setup  ## ruff, mypy (strict) and the import contracts
 	@$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
 
 unit: setup  ## The tests; ARGS="-k name" passes through
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-heavy: setup  ## Long tests: structured output, tools, all behaviours on all endpoints
 	@MILLRACE_HEAVY=1 $(BIN)/python -m pytest tests/api/test_structured.py tests/api/test_tools.py tests/api/test_behaviours.py tests/api/test_stream_whole.py tests/api/test_tool_loops.py --timeout 3000 $(ARGS)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from millrace.cache.disk import DiskTier, Event, Loaded
+from millrace.cache.disk import DiskTier, Dropped, Event, Loaded
 from millrace.cache.payload import Payload
 
 MARK = "0123456789abcdef" * 4
@@ -78,6 +78,9 @@ class Watch:
                 return found[0]
             time.sleep(0.001)
         raise TimeoutError(f"no such {kind.__name__} among {self.events}")
+
+    def dropped(self) -> set[int]:
+        return {id for event in self.of(Dropped) for id in event.nodes}
 
     def read(self, *wants: tuple[int, bool, bool]) -> Loaded:
         self._ticket += 1

@@ -33,7 +33,7 @@ from millrace.api.anthropic.events import (
     ToolUseBlock,
     cost_of,
 )
-from millrace.api.responses.opaque import seal
+from millrace.api.opaque import seal
 from millrace.text.deltas import (
     Content,
     Delta,

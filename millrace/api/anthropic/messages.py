@@ -21,7 +21,7 @@ from millrace.api.anthropic.schema import (
     ToolResult,
     ToolUse,
 )
-from millrace.api.responses.opaque import unseal
+from millrace.api.opaque import unseal
 from millrace.errors import BadRequest, Unsupported
 
 Turn = dict[str, Any]

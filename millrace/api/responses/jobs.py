@@ -37,9 +37,9 @@ class Job:
     async def run(self) -> None:
         try:
             async for event in self._answering.events():
-                self._notice()
                 if event is not None:
                     self._tell([event])
+                self._notice()
         finally:
             self._running.close()
             self.ended.set()
@@ -65,8 +65,11 @@ class Job:
         await self.ended.wait()
 
     def _notice(self) -> None:
-        """The engine has taken the request up: it is no longer queued."""
-        if self._running.phase != "queued":
+        """The engine has taken the request up: it is no longer queued.
+
+        That is told third at the earliest: an answer begins with `created` and `queued`.
+        """
+        if len(self._log) >= 2 and self._running.phase != "queued":
             self._tell(self._answering.machine.start())
 
     def _tell(self, events: list[Wire]) -> None:

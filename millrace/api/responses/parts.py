@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from millrace.api.opaque import seal
 from millrace.api.responses.freeform import InputText
 from millrace.api.responses.ids import item_id
 from millrace.api.responses.items import Item
-from millrace.api.responses.opaque import seal
 from millrace.api.responses.tools import Offered
 from millrace.text.deltas import ToolCallStart
 
