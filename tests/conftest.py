@@ -21,6 +21,9 @@ from hypothesis import settings
 settings.register_profile("millrace", deadline=None)
 settings.load_profile("millrace")
 
+# A shell that starts the tests in the background has them ignore interrupts, which some are about.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # Tests that run side by side get a core each: BLAS threads that outnumber the cores wait for each other.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

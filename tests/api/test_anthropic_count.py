@@ -156,3 +156,9 @@ def test_the_async_client(tiny: Server) -> None:
     text, made = asyncio.run(ask())
     assert made == 6
     assert text == _said(client_of(tiny), temperature=0)[: len(text)]
+
+
+def test_the_sdk_lists_the_models(tiny: Server) -> None:
+    (listed,) = client_of(tiny).models.list()
+    assert (listed.type, listed.id, listed.display_name) == ("model", "tiny", "tiny")
+    assert client_of(tiny).models.retrieve("tiny") == listed

@@ -302,3 +302,34 @@ def test_a_stream_tells_its_limits_at_its_start(guarded: Server) -> None:
         lines = [x.removeprefix("data: ") for x in response.iter_lines() if x.startswith("data: ")]
     assert lines[-1] == "[DONE]"
     assert json.loads(lines[0])["choices"]
+
+
+def test_stored_responses_are_their_keys_own(
+    start: Callable[..., Server], tiny: Path, tmp_path: Path
+) -> None:
+    keys = ("--api-key", "sk-ann", "--api-key", "sk-bob")
+    server = start(str(tiny), *keys, "--store", str(tmp_path / "store.sqlite")).wait_ready()
+
+    def ask(key: str, method: str, path: str, body: Any = None) -> httpx.Response:
+        url = f"{server.url}/v1{path}"
+        return httpx.request(method, url, json=body, headers=_bearer(key), timeout=60)
+
+    body = {"input": "hi", "max_output_tokens": 2, "ignore_eos": True}
+    made = ask("sk-ann", "POST", "/responses", body).json()
+    talk = ask("sk-ann", "POST", "/conversations", {"items": []}).json()["id"]
+    response, said = f"/responses/{made['id']}", {"type": "item_reference"}
+    further = [
+        {"previous_response_id": made["id"]},
+        {"conversation": talk},
+        {"input": [said | {"id": made["output"][0]["id"]}]},
+    ]
+    for more in further:
+        assert ask("sk-bob", "POST", "/responses", body | more).status_code == 404
+        assert ask("sk-ann", "POST", "/responses", body | more).status_code == 200
+    for method, path in (
+        ("POST", f"{response}/cancel"), ("GET", response), ("GET", f"{response}/input_items"),
+        ("GET", f"/conversations/{talk}"), ("DELETE", f"/conversations/{talk}"),
+        ("DELETE", response),
+    ):  # fmt: skip
+        assert ask("sk-bob", method, path).status_code == 404
+        assert ask("sk-ann", method, path).status_code == (400 if "cancel" in path else 200)

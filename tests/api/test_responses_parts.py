@@ -440,10 +440,11 @@ def test_the_database_keeps_chains_and_prunes_what_nothing_was_built_on(tmp_path
     assert [i["id"] for i in data.chain("c")] == [
         "in_a", "msg_a", "in_b", "msg_b", "in_c", "msg_c",
     ]  # fmt: skip
-    assert data.item("msg_b") and data.item("in_c") and data.item("nope") is None
+    assert data.item("msg_b", "b") and data.item("in_c", "c")
+    assert data.item("nope", "b") is None and data.item("msg_b", "c") is None
     data._sql.execute("UPDATE responses SET created = 1 WHERE id IN ('a', 'b', 'alone')")
     data.prune(time.time() - 60)
-    assert data.response("alone") is None and data.item("msg_alone") is None
+    assert data.response("alone") is None and data.item("msg_alone", "alone") is None
     assert len(data.chain("c")) == 6, "what a young response builds on is kept"
     assert data.delete("a")
     with pytest.raises(NotFound, match="'a'"):

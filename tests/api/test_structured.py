@@ -16,7 +16,7 @@ import pytest
 from conftest import Server
 from schemas import schema
 
-COUNT = 200 if os.environ.get("MILLRACE_HEAVY") else 12
+COUNT = 200 if os.environ.get("MILLRACE_HEAVY") else 8
 
 
 def _body(seed: int, **more: Any) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def _stream(server: Server, prompt: str, started: Callable[[], object] = lambda:
         messages=[{"role": "user", "content": prompt}],
         temperature=0.7,
         seed=len(prompt),
-        max_tokens=48,
+        max_tokens=32,
         stream=True,
     ):
         text += chunk.choices[0].delta.content or ""

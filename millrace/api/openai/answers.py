@@ -140,6 +140,9 @@ class Completion(msgspec.Struct):
 class ModelCard(msgspec.Struct):
     id: str
     object: Literal["model"]
+    type: Literal["model"]
+    display_name: str
+    created_at: str
     created: int
     owned_by: str
     context_window: int
@@ -150,3 +153,6 @@ class ModelCard(msgspec.Struct):
 class ModelList(msgspec.Struct):
     object: Literal["list"]
     data: list[ModelCard]
+    first_id: str
+    last_id: str
+    has_more: bool

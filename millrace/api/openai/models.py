@@ -1,7 +1,11 @@
-"""GET /v1/models and /v1/models/{name}."""
+"""GET /v1/models and /v1/models/{name}.
+
+OpenAI and Anthropic have this path in common; what each calls things stands side by side.
+"""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter
@@ -23,7 +27,8 @@ async def models(http: HttpRequest) -> Response:
     context = context_of(http)
     listed = [_describe(m) for m in context.registry.all()]
     listed += [_describe(context.registry.get(name), name) for name in context.config.aliases]
-    return as_json({"object": "list", "data": listed})
+    ends = {"first_id": listed[0]["id"], "last_id": listed[-1]["id"], "has_more": False}
+    return as_json({"object": "list", "data": listed} | ends)
 
 
 @router.get("/v1/models/{name:path}")
@@ -38,6 +43,9 @@ def _describe(model: ServedModel, alias: str | None = None) -> dict[str, Any]:
     described = {
         "id": alias or model.name,
         "object": "model",
+        "type": "model",
+        "display_name": alias or model.name,
+        "created_at": datetime.fromtimestamp(model.created, UTC).isoformat(),
         "created": model.created,
         "owned_by": "millrace",
         "context_window": model.window,

@@ -6,22 +6,24 @@ import time
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from millrace.api.answer import as_json
 from millrace.api.body import convert, read_object
 from millrace.api.context import context_of
+from millrace.api.keys import caller_of
 from millrace.api.openapi.describe import READS, describe
 from millrace.api.responses.answers import ConversationObject, Deleted, ItemList, Paging
 from millrace.api.responses.ids import fresh
 from millrace.api.responses.items import Item, read_items
+from millrace.api.responses.owners import owned
 from millrace.api.responses.paging import listed, page
 from millrace.api.responses.store import Store, conversation_object
 from millrace.errors import BadRequest, NotFound
 
-router = APIRouter()
+router = APIRouter(dependencies=[Depends(owned)])
 
 
 class NewConversation(msgspec.Struct):
@@ -47,7 +49,9 @@ class Labels(msgspec.Struct):
 )
 async def create(http: HttpRequest) -> Response:
     wire = convert(await _body(http), NewConversation)
-    made = conversation_object(fresh("conv_"), int(time.time()), wire.metadata or {})
+    made = conversation_object(
+        fresh("conv_", caller_of(http)), int(time.time()), wire.metadata or {}
+    )
     await _store(http).add_conversation(made, _items(wire.items or []))
     return as_json(made)
 

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from millrace.api.answer import EventStream, as_json, whole
 from millrace.api.body import read_object
 from millrace.api.context import context_of, request_id
+from millrace.api.keys import caller_of
 from millrace.api.openapi.describe import READS, RUNS, SSE, describe
 from millrace.api.responses.answering import Answering, encode
 from millrace.api.responses.answers import InputTokens, ResponseEvent, ResponseObject
@@ -40,9 +41,10 @@ router = APIRouter()
 async def create(http: HttpRequest) -> Response:
     context = context_of(http)
     raw = await read_object(http, context.config.max_body)
-    id = fresh("resp_")
+    caller = caller_of(http)
+    id = fresh("resp_", caller)
     name = request_id(http, "") if "x-request-id" in http.headers else id
-    plan = await prepare(context.registry, context.store, raw, name)
+    plan = await prepare(context.registry, context.store, raw, name, caller)
     headers = {"x-request-id": name} | ignored_header(plan.ignored)
     with our_words():
         running = run(http, plan.model, plan.request)
@@ -71,7 +73,8 @@ async def input_tokens(http: HttpRequest) -> Response:
     """How long the prompt of a request would be, template and tools included."""
     context = context_of(http)
     raw = await read_object(http, context.config.max_body)
-    plan = await prepare(context.registry, context.store, raw, fresh("resp_"))
+    id, caller = fresh("resp_"), caller_of(http)
+    plan = await prepare(context.registry, context.store, raw, id, caller)
     count = {"object": "response.input_tokens", "input_tokens": len(plan.request.prompt)}
     return as_json(count, ignored_header(plan.ignored))
 

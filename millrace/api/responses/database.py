@@ -133,10 +133,12 @@ class Database:
         self._forget()
         return gone
 
-    def item(self, id: str) -> Item | None:
-        """Any stored item by its id, whichever response or conversation it came with."""
+    def item(self, id: str, whose: str) -> Item | None:
+        """A stored item by its id, whichever of someone's responses or conversations it came with."""
         row = self._sql.execute(
-            "SELECT body FROM items WHERE id = ? ORDER BY number LIMIT 1", (id,)
+            "SELECT body FROM items WHERE id = ? AND substr(owner, -length(?)) = ? "
+            "ORDER BY number LIMIT 1",
+            (id, whose, whose),
         ).fetchone()
         return None if row is None else _read(row[0])
 

@@ -15,8 +15,20 @@ _PREFIXES = {
 }
 
 
-def fresh(prefix: str) -> str:
-    return f"{prefix}{secrets.token_hex(24)}"
+_NOBODY = "0" * 16
+
+
+def fresh(prefix: str, caller: str = "") -> str:
+    """An id that ends with whose it is; `caller` is empty on a server without keys."""
+    return f"{prefix}{secrets.token_hex(16)}{owner(caller)}"
+
+
+def owner(caller: str) -> str:
+    return caller or _NOBODY
+
+
+def belongs(id: str, caller: str) -> bool:
+    return id.endswith(owner(caller))
 
 
 def item_id(type: str) -> str:

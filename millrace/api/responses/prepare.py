@@ -14,6 +14,7 @@ from millrace.api.openai.common import chat_logprobs, demanded, fill
 from millrace.api.responses.items import Item, read_items
 from millrace.api.responses.machine import Machine
 from millrace.api.responses.messages import to_messages
+from millrace.api.responses.owners import demand
 from millrace.api.responses.schema import KNOWN, REFUSED, ConversationRef, ResponsesRequest
 from millrace.api.responses.store import Store
 from millrace.api.responses.tools import Choice, Toolbox, choose, open_tools
@@ -65,14 +66,16 @@ class Plan:
         )
 
 
-async def prepare(registry: Registry, store: Store, raw: dict[str, Any], id: str) -> Plan:
+async def prepare(
+    registry: Registry, store: Store, raw: dict[str, Any], id: str, caller: str
+) -> Plan:
     """`id` is the request's own, under which it runs; the response has another."""
     wire = convert(raw, ResponsesRequest)
     refuse(raw, REFUSED)
     _agree(wire, store)
     model = registry.get(wire.model)
-    before = await _before(store, wire)
-    given = await _resolved(store, read_items(wire.input or []))
+    before = await _before(store, wire, caller)
+    given = await _resolved(store, read_items(wire.input or []), caller)
     items = before + given
     if not items:
         raise BadRequest("The input is empty.", param="input")
@@ -123,9 +126,11 @@ def _agree(wire: ResponsesRequest, store: Store) -> None:
             raise BadRequest(f"'{name}' needs stored responses, not store: false.", param="store")
 
 
-async def _before(store: Store, wire: ResponsesRequest) -> list[Item]:
+async def _before(store: Store, wire: ResponsesRequest, caller: str) -> list[Item]:
     """What the request goes back to."""
     if wire.previous_response_id is not None:
+        store.demand("previous_response_id")
+        demand(wire.previous_response_id, caller, "previous_response_id")
         found = await store.chain(wire.previous_response_id)
         last = await store.response(wire.previous_response_id)
         if last["status"] in ("queued", "in_progress"):
@@ -139,14 +144,17 @@ async def _before(store: Store, wire: ResponsesRequest) -> list[Item]:
             )
         return found
     if (id := conversation_id(wire)) is not None:
+        demand(id, caller)
         await store.conversation(id)
         return await store.conversation_items(id)
     return []
 
 
-async def _resolved(store: Store, items: list[Item]) -> list[Item]:
+async def _resolved(store: Store, items: list[Item], caller: str) -> list[Item]:
     """With the items that were named in place of their names."""
-    return [await store.item(i["id"]) if i["type"] == "item_reference" else i for i in items]
+    return [
+        await store.item(i["id"], caller) if i["type"] == "item_reference" else i for i in items
+    ]
 
 
 def _all_tools(wire: ResponsesRequest, items: Sequence[Item]) -> list[Any]:

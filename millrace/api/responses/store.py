@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from millrace.api.responses.database import Database, Item
+from millrace.api.responses.ids import owner
 from millrace.config import home
 from millrace.errors import BadRequest, NotFound, RequestFailed, SetupError
 
@@ -113,9 +114,9 @@ class Store:
     async def delete(self, id: str) -> bool:
         return self.on and await self._do(lambda d: d.delete(id))
 
-    async def item(self, id: str) -> Item:
+    async def item(self, id: str, caller: str) -> Item:
         self.demand("item_reference")
-        found = await self._do(lambda d: d.item(id))
+        found = await self._do(lambda d: d.item(id, owner(caller)))
         if found is None:
             raise NotFound(f"There is no item '{id}' here.", param="input")
         return found

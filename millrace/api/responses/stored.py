@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -21,10 +21,11 @@ from millrace.api.responses.answers import (
     ResponseObject,
 )
 from millrace.api.responses.jobs import replay
+from millrace.api.responses.owners import owned
 from millrace.api.responses.paging import number, page
 from millrace.errors import BadRequest, NotFound
 
-router = APIRouter()
+router = APIRouter(dependencies=[Depends(owned)])
 
 
 @router.get("/v1/responses/{id}")
