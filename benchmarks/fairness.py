@@ -57,7 +57,7 @@ LONG_WISH = 3720
 SETTLE, QUIET, LATER = 1.0, 10.0, 1.0
 """Seconds: until the streams run evenly, alone after that, and from the long prompt to the short."""
 AT_MOST = 3.0
-_PATIENCE = 300.0
+_PATIENCE = 900.0
 _SHORT = "One, two, three, four, five, six, seven, eight, nine, ten,"
 
 

@@ -1,20 +1,25 @@
 """How long things take here, as measured lately, and what follows for the size of a prefill chunk.
 
 Running streams feel a chunk as a gap between two tokens. The gap is kept under a target: the one
-that was asked for, or a multiple of the decode step. That step is the one of the batch as it will
-be once the prompts that wait have joined: their rows are about to make every step that long anyway,
-and getting them in quickly is what a full batch lives on.
+that was asked for, or a multiple of the decode step, as long as guesses make it lately. That step is
+the one of the batch as it will be once the prompts that wait have joined: their rows are about to
+make every step that long anyway, and getting them in quickly is what a full batch lives on.
 """
 
 from __future__ import annotations
 
+from millrace.engine.chunkcost import ChunkCost
+
 GAP_IN_STEPS = 2.5
-SMALLEST_CHUNK = 4
-LONG_CHUNK = 64
-"""Chunks from which the cost of a token is learnt; what shorter ones take beyond it is their own."""
+SMALLEST_CHUNK = 8
+GROWTH = 2
+"""A chunk is at most this many times as large as those before it: what larger ones take is a guess."""
 _MEMORY = 0.3
+_SHRINKING = 0.98
 _GUESSED_GROWTH = 0.2
 """How much of a one-row step each further row adds, before it has been measured."""
+_GUESSED_TOKEN = 1 / 16
+"""How much of a step a prompt token takes, before it has been measured."""
 
 
 class Pace:
@@ -23,13 +28,14 @@ class Pace:
         self._max_stall = max_stall
         self._steps: dict[int, float] = {}
         """The decode step by the number of rows."""
-        self.token_seconds = 1e-3
-        """What one prompt token costs in a long chunk."""
-        self._measured = False
+        self._cost = ChunkCost()
         self._extra = 0.0
-        """What guesses make a step longer by, lately."""
-        self._chunk_seconds: float | None = None
-        """What a chunk costs beside its tokens: reading the weights, a long context behind it."""
+        """What guesses make the longest steps longer by, lately: gaps that streams have anyway."""
+
+    @property
+    def token_seconds(self) -> float:
+        """What one prompt token adds to a chunk."""
+        return self._cost.token
 
     def saw_step(self, rows: int, seconds: float) -> None:
         before = self._steps.get(rows, seconds)
@@ -37,22 +43,20 @@ class Pace:
         self._steps[rows] = before + _MEMORY * (min(seconds, 2 * before) - before)
 
     def saw_guesses(self, extra: float) -> None:
-        """A step was longer by this much, since rows guessed ahead; streams feel that step."""
-        self._extra += _MEMORY * (extra - self._extra)
+        """A step was longer by this much, since rows guessed ahead."""
+        self._extra = max(extra, _SHRINKING * self._extra)
 
     def saw_chunk(self, tokens: int, seconds: float) -> None:
         """A chunk took this long by itself."""
-        if tokens >= LONG_CHUNK:
-            weight = _MEMORY if self._measured else 1.0
-            self.token_seconds += weight * (seconds / tokens - self.token_seconds)
-            self._measured = True
+        self._cost.saw(tokens, seconds)
 
     def saw_gap(self, rows: int, tokens: int, seconds: float) -> None:
         """A plain decode step with a chunk beside it took this long together."""
-        chunk = max(0.0, seconds - self.step(rows))
-        beside = max(0.0, chunk - tokens * self.token_seconds)
-        before = beside if self._chunk_seconds is None else self._chunk_seconds
-        self._chunk_seconds = before + _MEMORY * (beside - before)
+        step = self.step(rows)
+        chunk = max(0.0, seconds - step)
+        if self._cost.known:  # as with steps, one slow chunk is noise
+            chunk = min(chunk, 2 * max(step, self._cost.of(tokens)))
+        self._cost.saw(tokens, chunk)
 
     def step(self, rows: int) -> float:
         """The decode step with so many rows, measured or judged from the nearest that was."""
@@ -78,10 +82,14 @@ class Pace:
         if target is None:
             # The prompt at hand is one of those that come: alone, it changes nothing.
             target = GAP_IN_STEPS * (self.step(running + max(0, coming - 1)) + self._extra)
-        # A chunk reads all the weights as a step does, until it is known what it takes.
-        beside = step if self._chunk_seconds is None else self._chunk_seconds
-        spare = target - step - self._extra - beside
-        return max(SMALLEST_CHUNK, min(self._chunk, int(spare / self.token_seconds)))
+        spare = target - step - self._extra
+        if not self._cost.known:
+            # A chunk reads all the weights as a step does, until it is known what it takes.
+            tokens = (spare - step) / (_GUESSED_TOKEN * step)
+        else:
+            tokens = (spare - self._cost.base) / self._cost.token
+            tokens = min(tokens, GROWTH * self._cost.largest)
+        return max(SMALLEST_CHUNK, min(self._chunk, int(tokens)))
 
     def chunk(self, left: int, running: int, coming: int = 0) -> int:
         """How many of a prompt's `left` tokens to run now."""

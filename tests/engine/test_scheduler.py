@@ -77,10 +77,10 @@ class World:
     def __init__(self, *, rows: int = 4, limit: int = 1 << 60, chunk: int = 512) -> None:
         self.now = 0.0
         self.pace = Pace(chunk)
-        self.pace.token_seconds = self.TOKEN
         for count in range(1, 40):
             self.pace.saw_step(count, self.STEP)
-        self.pace.saw_gap(1, 10, self.STEP + 10 * self.TOKEN)
+        for count in (10, 30):
+            self.pace.saw_gap(1, count, self.STEP + count * self.TOKEN)
         self.budget = Budget(Cost(per_token=1), limit)
         self.scheduler: Scheduler[Prompt] = Scheduler(rows, self.pace, self.budget)
         self.rows: list[Stream] = []
@@ -205,24 +205,47 @@ def test_the_lowest_priority_gives_way_and_then_the_youngest() -> None:
 def test_chunks_follow_the_step_to_come_and_the_wish() -> None:
     pace = Pace(512)
     assert pace.chunk(2000, 0) == 500
-    pace.token_seconds = 0.001
     for _ in range(10):
         pace.saw_step(4, 0.1)
         pace.saw_step(8, 0.15)
-    assert 49 <= pace.limit(4) == pace.limit(4, coming=1) <= 50, (
-        "a chunk may cost a step beside its tokens"
+    assert 7 <= pace.limit(4) == pace.limit(4, coming=1) <= 8, (
+        "a chunk may cost a step beside its tokens, and a token a part of one"
     )
-    for _ in range(30):
-        pace.saw_gap(4, 100, 0.2)
-    assert pace.limit(4) == 150
-    assert pace.limit(4, coming=5) == 275
+    for tokens in (50, 100) * 15:
+        pace.saw_gap(4, tokens, 0.1 + tokens / 1000)
+    assert 149 <= pace.limit(4) <= 150
+    assert pace.limit(4, coming=5) == 200, "what so large a chunk takes has not been seen"
+    pace.saw_chunk(250, 0.25)
+    assert 274 <= pace.limit(4, coming=5) <= 275
     assert pace.chunk(2000, 4, coming=5) == 250
     assert pace.chunk(7, 4) == 7
     wish = Pace(512, max_stall=0.3)
-    wish.token_seconds = 0.001
     wish.saw_step(4, 0.1)
-    wish.saw_gap(4, 100, 0.2)
+    for tokens in (50, 100):
+        wish.saw_gap(4, tokens, 0.1 + tokens / 1000)
     assert 199 <= wish.limit(4, coming=4) <= 200
+
+
+@given(
+    base=st.floats(0, 1), token=st.floats(1e-5, 0.02), step=st.floats(0.005, 0.3),
+    drift=st.floats(0.99, 1.01),
+)  # fmt: skip
+def test_chunks_find_their_size_whatever_they_take(
+    base: float, token: float, step: float, drift: float
+) -> None:
+    pace = Pace(512)
+    for _ in range(10):
+        pace.saw_step(4, step)
+    gaps, sizes = [], []
+    for _ in range(60):
+        sizes.append(pace.limit(4))
+        gaps.append(step + base + sizes[-1] * token)
+        pace.saw_gap(4, sizes[-1], gaps[-1])
+        base *= drift
+    fitting = (1.5 * step - base) / token
+    for gap, size in zip(gaps[30:], sizes[30:], strict=True):
+        assert size == SMALLEST_CHUNK or gap <= 1.2 * GAP_IN_STEPS * step
+    assert sizes[-1] >= min(512, 0.5 * fitting) - 2, (sizes, fitting)
 
 
 def test_steps_that_were_not_measured_are_judged_from_those_that_were() -> None:
