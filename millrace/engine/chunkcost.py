@@ -10,8 +10,10 @@ _KEPT = 0.85
 """The share of earlier chunks' say that is left after each further one."""
 _LEAST_SHARE = 0.1
 """A token never counts for less than this part of a chunk's seconds per token."""
-_SPREAD = 0.1
+_SPREAD = 0.05
 """Chunks must differ by this part of their mean size to tell the base from the tokens."""
+_HOPE = 0.9
+"""Chunks of one size do not tell: tokens are thought cheaper, until a larger chunk is tried."""
 _SHRINKING = 0.97
 _FIRST_GUESS = 1e-3
 
@@ -49,5 +51,7 @@ class ChunkCost:
         spread = self._squares / self._weight - size * size
         if spread > (_SPREAD * size) ** 2:
             self.token = (self._products / self._weight - size * time) / spread
+        else:
+            self.token *= _HOPE
         self.token = max(_LEAST_SHARE * time / size, min(time / size, self.token), 1e-9)
         self.base = max(0.0, time - self.token * size)

@@ -227,7 +227,7 @@ def test_chunks_follow_the_step_to_come_and_the_wish() -> None:
 
 
 @given(
-    base=st.floats(0, 1), token=st.floats(1e-5, 0.02), step=st.floats(0.005, 0.3),
+    base=st.floats(0, 3), token=st.floats(1 / 300, 1 / 4), step=st.floats(0.005, 0.3),
     drift=st.floats(0.99, 1.01),
 )  # fmt: skip
 def test_chunks_find_their_size_whatever_they_take(
@@ -236,16 +236,17 @@ def test_chunks_find_their_size_whatever_they_take(
     pace = Pace(512)
     for _ in range(10):
         pace.saw_step(4, step)
-    gaps, sizes = [], []
+    base, token = base * step, token * step
+    gaps, sizes, fitting = [], [], []
     for _ in range(60):
         sizes.append(pace.limit(4))
         gaps.append(step + base + sizes[-1] * token)
         pace.saw_gap(4, sizes[-1], gaps[-1])
+        fitting.append((1.5 * step - base) / token)
         base *= drift
-    fitting = (1.5 * step - base) / token
     for gap, size in zip(gaps[30:], sizes[30:], strict=True):
         assert size == SMALLEST_CHUNK or gap <= 1.2 * GAP_IN_STEPS * step
-    assert sizes[-1] >= min(512, 0.5 * fitting) - 2, (sizes, fitting)
+    assert sizes[-1] >= min(512, 0.5 * min(fitting[30:])) - 2, (sizes, fitting)
 
 
 def test_steps_that_were_not_measured_are_judged_from_those_that_were() -> None:
