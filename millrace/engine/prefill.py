@@ -129,20 +129,25 @@ def groupable(caches: list[Any]) -> bool:
 
 
 def run_together(model: Any, jobs: list[Job], count: int) -> None:
-    """Launch the first `count` tokens of several prompts as one."""
+    """Launch the first `count` tokens of several prompts as one.
+
+    What stands after the end of a shorter one is cut off again: nothing before it looks there.
+    """
     shared = make_prompt_cache(model)
-    model(mx.array([job.tokens[:count] for job in jobs], mx.int32), cache=shared)
-    for i, job in enumerate(jobs):
-        job.caches = [_row(cache, i) for cache in shared]
-        job.done = count
+    runs = [job.tokens[: min(count, job.left)] for job in jobs]
+    padded = [run + [0] * (count - len(run)) for run in runs]
+    model(mx.array(padded, mx.int32), cache=shared)
+    for i, (job, run) in enumerate(zip(jobs, runs, strict=True)):
+        job.caches = [_row(cache, i, len(run)) for cache in shared]
+        job.done = len(run)
     mx.async_eval([c.state for job in jobs for c in job.caches])
 
 
-def _row(shared: KVCache, index: int) -> KVCache:
+def _row(shared: KVCache, index: int, length: int) -> KVCache:
     cache = KVCache()
-    cache.keys = mx.contiguous(shared.keys[index : index + 1, :, : shared.offset])
-    cache.values = mx.contiguous(shared.values[index : index + 1, :, : shared.offset])
-    cache.offset = shared.offset
+    cache.keys = mx.contiguous(shared.keys[index : index + 1, :, :length])
+    cache.values = mx.contiguous(shared.values[index : index + 1, :, :length])
+    cache.offset = length
     return cache
 
 

@@ -18,6 +18,8 @@ PRIORITY_SECONDS = 30.0
 """How much waiting one step of priority is worth."""
 ALIKE = 2
 """A burst is of prompts of about one length: nobody waits for one so many times as long."""
+PADDING = 24
+"""A chunk may run this many tokens past a prompt's end: less than a chunk for another's rest costs."""
 LEAST_SHARED = 32
 """Prompts share a chunk only for at least so many tokens each."""
 
@@ -155,7 +157,7 @@ class Scheduler(Generic[T]):
 
         `running` holds the lengths of the rows in the batch. A prompt with nothing left to run is
         made ready on the way. Several at once are prompts of which nothing has been run: they
-        begin at the same place, so they need no padding.
+        begin at the same place, and those that end sooner have nothing to run after their end.
         """
         while (task := self._first(running)) is not None:
             if task in self._waiting:
@@ -166,8 +168,8 @@ class Scheduler(Generic[T]):
                 chunk = self._pace.chunk(task.left, len(running), self._coming(running))
                 count = min(chunk, task.reach)
             if len(group) > 1:
-                count = min(t.left for t in group)
-            for done in [t for t in group if t.left == count]:
+                count = _shared([t.left for t in group])
+            for done in [t for t in group if t.left <= count]:
                 self._started.remove(done)
                 self._ready.append(done)
             if count:
@@ -186,8 +188,8 @@ class Scheduler(Generic[T]):
         if not task.fresh or 2 * task.left > limit:
             return []
         for other in sorted((t for t in self._waiting if t.fresh), key=self._order):
-            shortest = min(t.left for t in (*group, other))
-            if (len(group) + 1) * shortest > limit or shortest < LEAST_SHARED:
+            shared = _shared([t.left for t in (*group, other)])
+            if (len(group) + 1) * shared > limit or shared < LEAST_SHARED:
                 continue
             if any(other.resembles(t) for t in group):
                 continue
@@ -235,6 +237,12 @@ class Scheduler(Generic[T]):
     def _fits_beside(self, task: T, running: Sequence[int]) -> bool:
         coming = {*self._started, *self._ready, task}
         return self._budget.fits([n + 1 for n in (*running, *_lengths(coming))], 0)
+
+
+def _shared(lefts: Sequence[int]) -> int:
+    """How many tokens prompts run together: all of the longest, if the others are about as long."""
+    longest, shortest = max(lefts), min(lefts)
+    return longest if longest - shortest <= PADDING else shortest
 
 
 def _lengths(tasks: Iterable[Task]) -> list[int]:

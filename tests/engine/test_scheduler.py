@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from millrace.engine.memory import Budget, Cost
 from millrace.engine.pace import GAP_IN_STEPS, SMALLEST_CHUNK, Pace
-from millrace.engine.scheduler import PRIORITY_SECONDS, Scheduler
+from millrace.engine.scheduler import PADDING, PRIORITY_SECONDS, Scheduler
 
 
 @dataclass(eq=False)
@@ -111,10 +111,11 @@ class World:
         planned = self.scheduler.next_chunk([r.length for r in self.rows])
         if planned:
             group, count = planned
-            assert 0 < count <= min(t.left for t in group)
+            assert 0 < count <= min(t.left for t in group) + PADDING
+            assert count <= max(t.left for t in group)
             assert len(group) == 1 or all(t.done == 0 for t in group)
             for task in group:
-                task.done += count
+                task.done += min(count, task.left)
             spent = count * len(group) * self.TOKEN
             if self.rows and count * len(group) > SMALLEST_CHUNK:
                 assert spent + self.STEP <= GAP_IN_STEPS * self.STEP + 1e-9
