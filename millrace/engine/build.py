@@ -45,6 +45,7 @@ def build(config: EngineConfig, link: Link) -> Engine:
     from millrace.engine.choice import Chooser, DeviceChooser, HostChooser
     from millrace.engine.guide import Guides
     from millrace.engine.keeping import Keeper
+    from millrace.engine.lanes import Lanes
     from millrace.engine.loop import Engine
     from millrace.engine.measure import cost_of
     from millrace.engine.memory import Budget
@@ -78,7 +79,10 @@ def build(config: EngineConfig, link: Link) -> Engine:
             loaded.model, layout, cached, disk, pack=config.cache_quant, problem=problem
         )
         keeper = Keeper(cache, layout, config.checkpoint_every)
-    engine = Engine(loaded.model, config, Sampler(chooser), budget, link, guides, keeper)
+    lanes = None
+    if loaded.device == "cpu" and blas.threads() > 1:
+        lanes = Lanes(blas.threads())
+    engine = Engine(loaded.model, config, Sampler(chooser), budget, link, guides, keeper, lanes)
     link.send(
         Ready(
             context=loaded.context,

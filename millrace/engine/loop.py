@@ -17,6 +17,7 @@ from millrace.config import EngineConfig
 from millrace.engine.batch import Batch, InFlight
 from millrace.engine.guide import Guides
 from millrace.engine.keeping import Keeper
+from millrace.engine.lanes import Lanes
 from millrace.engine.link import Link
 from millrace.engine.memory import Budget
 from millrace.engine.pace import Pace
@@ -61,6 +62,7 @@ class Engine:
         link: Link,
         guides: Guides | None = None,
         keeper: Keeper | None = None,
+        lanes: Lanes | None = None,
     ) -> None:
         self._model = model
         self._keeper = keeper
@@ -69,8 +71,10 @@ class Engine:
         self._guides = guides
         self._batch = Batch(model, sampler)
         self._pace = Pace(config.prefill_chunk or 512, config.max_stall)
+        self._lanes = lanes
+        beside = len(lanes) if lanes is not None else 1
         self._scheduler: Scheduler[Job] = Scheduler(
-            config.max_running, self._pace, budget, self._begin, config.burst
+            config.max_running, self._pace, budget, self._begin, config.burst, beside
         )
         self._begun: list[Job] = []
         """Prompts that have started since the last message."""
@@ -250,7 +254,9 @@ class Engine:
         job = jobs[-1]
         begin = time.perf_counter()
         try:
-            if len(jobs) > 1:
+            if self._lanes is not None and not self._batch and len(jobs) == len(self._lanes):
+                self._lanes.run(self._model, jobs, count)
+            elif len(jobs) > 1:
                 run_together(self._model, jobs, count)
             else:
                 job.run(self._model, count)

@@ -104,24 +104,33 @@ class Job:
 
     def run(self, model: Any, count: int) -> None:
         """Launch the next `count` tokens."""
-        self.open(model)
         end = self.done + count
         while self.done < end:
             stop = min(end, self.done + _LOGPROB_CHUNK) if self.wants_logprobs else end
             self._run_to(model, stop)
 
     def wait(self) -> None:
-        mx.eval([c.state for c in self.caches])
+        mx.eval(self.states)
+
+    def plan(self, model: Any, count: int) -> mx.array:
+        """Say what the next `count` tokens do to the state, without running them; their logits."""
+        self.open(model)
+        chunk = mx.array([self.tokens[self.done : self.done + count]], mx.int32)
+        self.done += count
+        return model(chunk, cache=self.caches)
+
+    @property
+    def states(self) -> list[Any]:
+        return [c.state for c in self.caches]
 
     def _run_to(self, model: Any, end: int) -> None:
-        chunk = mx.array([self.tokens[self.done : end]], mx.int32)
-        logits = model(chunk, cache=self.caches)
-        mx.async_eval([c.state for c in self.caches])
+        begin = self.done
+        logits = self.plan(model, end - begin)
+        mx.async_eval(self.states)
         if self.wants_logprobs:
             top = self.request.prompt_logprobs or 0
-            follow = mx.array(self.tokens[self.done + 1 : end + 1], mx.int32)
-            self.logprobs += Logprobs(logits[0], follow, top).read([top] * (end - self.done))
-        self.done = end
+            follow = mx.array(self.tokens[begin + 1 : end + 1], mx.int32)
+            self.logprobs += Logprobs(logits[0], follow, top).read([top] * (end - begin))
 
 
 def groupable(caches: list[Any]) -> bool:

@@ -84,13 +84,16 @@ class Scheduler(Generic[T]):
         budget: Budget,
         begin: Callable[[T], None] = lambda task: None,
         burst: float = 2.0,
+        beside: int = 1,
     ) -> None:
         """`begin` is told of a task about to be run for the first time; less may be left then.
 
-        `burst` is how long prompts that are ready wait for others when nobody is being answered.
+        `burst` is how long prompts that are ready wait for others when nobody is being answered;
+        `beside` prompts then run at once as fast as one after the other.
         """
         self._max_running = max_running
         self._burst_seconds = burst
+        self._beside = beside
         self._begin = begin
         self._pace = pace
         self._budget = budget
@@ -184,6 +187,9 @@ class Scheduler(Generic[T]):
     def _company(self, task: T, running: Sequence[int]) -> list[T]:
         """Other prompts whose beginning can run beside that of `task` in one chunk."""
         limit = self._pace.limit(len(running), self._coming(running))
+        alone = self._beside > 1 and not running
+        most = self._beside if alone else self._max_running
+        limit *= self._beside if alone else 1
         group = [task]
         if not task.fresh or 2 * task.left > limit:
             return []
@@ -191,7 +197,7 @@ class Scheduler(Generic[T]):
             shared = _shared([t.left for t in (*group, other)])
             if (len(group) + 1) * shared > limit or shared < LEAST_SHARED:
                 continue
-            if any(other.resembles(t) for t in group):
+            if len(group) == most or any(other.resembles(t) for t in group):
                 continue
             if self._may_start(other, running):
                 self._start(other, running)

@@ -19,8 +19,10 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -152,6 +154,40 @@ def _choose() -> Blas:
     if wish:
         return _chosen_by_user(wish)
     return _first_available()
+
+
+def threads() -> int:
+    """How many threads a product uses, where that can be changed; else 1."""
+    controls = _thread_controls()
+    return int(controls[0]()) if controls else 1
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Products use a single thread for a while: several run at once."""
+    controls = _thread_controls()
+    if controls is None:
+        yield
+        return
+    get, set = controls
+    before = get()
+    set(1)
+    try:
+        yield
+    finally:
+        set(before)
+
+
+def _thread_controls() -> tuple[Any, Any] | None:
+    """OpenBLAS's own functions for its number of threads, under either of their names."""
+    if _prepared is None or _prepared.path is None:
+        return None
+    library = ctypes.CDLL(_prepared.path)
+    for prefix in (_PREFIX, ""):
+        names = [f"{prefix}openblas_{verb}_num_threads" for verb in ("get", "set")]
+        if all(hasattr(library, name) for name in names):
+            return getattr(library, names[0]), getattr(library, names[1])
+    return None
 
 
 def _settle_threads() -> None:

@@ -13,6 +13,7 @@ from millrace.cache.state import Layout
 from millrace.config import EngineConfig
 from millrace.engine.choice import Chooser, HostChooser
 from millrace.engine.keeping import Keeper
+from millrace.engine.lanes import Lanes
 from millrace.engine.link import ThreadLink
 from millrace.engine.loop import Engine
 from millrace.engine.measure import cost_of
@@ -33,6 +34,7 @@ class Bench:
         budget: Budget | None = None,
         cache: int | None = None,
         disk: Any = None,
+        lanes: Lanes | None = None,
         **config: Any,
     ) -> None:
         """`cache` is the prefix cache's memory in bytes; None goes without."""
@@ -53,7 +55,13 @@ class Bench:
             self.cache = PrefixCache(model, layout, cache, disk, pack=settings.cache_quant)
             keeper = Keeper(self.cache, layout, settings.checkpoint_every)
         self.engine = Engine(
-            model, settings, sampler, budget or _plenty(model), self.link, keeper=keeper
+            model,
+            settings,
+            sampler,
+            budget or _plenty(model),
+            self.link,
+            keeper=keeper,
+            lanes=lanes,
         )
 
     def _deliver(self, message: FromEngine) -> None:

@@ -10,6 +10,7 @@ from engine.harness import Bench, greedy_alone
 from tiny import SHAPES, VOCAB, build
 
 from millrace.engine.choice import DeviceChooser
+from millrace.engine.lanes import Lanes
 from millrace.protocol import Abort, AbortChoice, Choice, Sampling, Submit
 
 GREEDY = Sampling(temperature=0.0)
@@ -41,6 +42,25 @@ def test_greedy_rows_equal_the_plain_loop(model: Any) -> None:
     for i, (prompt, n) in enumerate(zip(prompts, lengths, strict=True)):
         assert made[str(i), 0] == greedy_alone(model, prompt, n)
         assert bench.finish[str(i), 0] == "length"
+
+
+def test_prompts_side_by_side_equal_the_plain_loop(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dice = random.Random(2)
+    lengths = (60, 50, 64, 90, 41, 200, 210, 33)
+    prompts = [[dice.randrange(VOCAB) for _ in range(n)] for n in lengths]
+    lanes = Lanes(2)
+    pairs: list[int] = []
+    run = Lanes.run
+    monkeypatch.setattr(
+        Lanes, "run", lambda self, model, jobs, n: (pairs.append(n), run(self, model, jobs, n))
+    )
+    bench = Bench(model, cache=1 << 28, lanes=lanes, prefill_chunk=128, burst=60.0)
+    made = bench.run(Submit(str(i), p, [Choice(0, i)], 9, GREEDY) for i, p in enumerate(prompts))
+    for i, prompt in enumerate(prompts):
+        assert made[str(i), 0] == greedy_alone(model, prompt, 9)
+    assert len(pairs) >= 3 or not bench.engine._groupable
 
 
 def test_sampled_rows_depend_on_their_own_seed_alone(model: Any) -> None:
