@@ -127,12 +127,16 @@ class Script:
         """What is still to be said, however the beginning came to be."""
         if said == tokens[: len(said)]:
             return tokens[len(said) :]
-        text = self._decode(said)
+        # Tokens at the end that are no whole character yet come again from where it begins.
+        whole = len(said)
+        while whole and self._decode(said[:whole]).endswith("\ufffd"):
+            whole -= 1
+        text = self._decode(said[:whole])
         if "</think>" in text:
             # The prompt or a budget may have closed the thought before the script would.
             text, say = (s.rpartition("</think>")[2].lstrip("\n") for s in (text, say))
         overlaps = (k for k in range(len(say), 0, -1) if text.endswith(say[:k]))
-        return self._encode(say[next(overlaps, 0) :])
+        return self._encode(say[next(overlaps, 0) :])[len(said) - whole :]
 
     def _id(self, token: str) -> int:
         return int(self._tokenizer.token_to_id(token))

@@ -18,7 +18,7 @@ from scripted import Rule, call, think
 WINDOW = tiny_folder.WINDOW
 KEY = "a-key-of-the-mill"
 RUNNING, QUEUE = 4, 2
-ENDS = {"config": 0, "generation_config": 17, "text_config": 18, "tokenizer": 2}
+ENDS = {"config": 0, "generation_config": 5, "text_config": 6, "tokenizer": 2}
 """A token that ends answers, by where the model says so."""
 
 HELLO = "Hello ☃ 你好 😀, friend."
