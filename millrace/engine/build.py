@@ -30,6 +30,8 @@ CPU_CHUNK, GPU_CHUNK = 512, 2048
 CPU_BURST = 20.0
 """Chunks between the steps of running rows read all the weights once more, which a CPU feels: a burst
 is better run before anybody is answered."""
+MOST_LANES = 8
+"""With more cores than that, a burst seldom has a prompt for each."""
 CPU_AHEAD = 8
 """The most tokens guessed ahead there."""
 
@@ -80,7 +82,7 @@ def build(config: EngineConfig, link: Link) -> Engine:
         )
         keeper = Keeper(cache, layout, config.checkpoint_every)
     lanes = None
-    if loaded.device == "cpu" and blas.threads() > 1:
+    if loaded.device == "cpu" and 1 < blas.threads() <= MOST_LANES:
         lanes = Lanes(blas.threads())
     engine = Engine(loaded.model, config, Sampler(chooser), budget, link, guides, keeper, lanes)
     link.send(

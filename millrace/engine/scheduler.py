@@ -186,22 +186,25 @@ class Scheduler(Generic[T]):
 
     def _company(self, task: T, running: Sequence[int]) -> list[T]:
         """Other prompts whose beginning can run beside that of `task` in one chunk."""
-        limit = self._pace.limit(len(running), self._coming(running))
-        alone = self._beside > 1 and not running
-        most = self._beside if alone else self._max_running
-        limit *= self._beside if alone else 1
+        chunk = limit = self._pace.limit(len(running), self._coming(running))
+        most = self._max_running
+        others = [t for t in self._waiting if t.fresh]
+        if 1 < self._beside <= 1 + len(others) and not running:
+            # Side by side, each has a chunk of its own.
+            most, limit = self._beside, chunk * self._beside
         group = [task]
         if not task.fresh or 2 * task.left > limit:
             return []
-        for other in sorted((t for t in self._waiting if t.fresh), key=self._order):
+        for other in sorted(others, key=self._order):
             shared = _shared([t.left for t in (*group, other)])
-            if (len(group) + 1) * shared > limit or shared < LEAST_SHARED:
+            if not LEAST_SHARED <= shared <= min(chunk, limit // (len(group) + 1)):
                 continue
             if len(group) == most or any(other.resembles(t) for t in group):
                 continue
             if self._may_start(other, running):
                 self._start(other, running)
-                group.append(other)
+                if other.fresh:  # else its beginning was found, and it goes on by itself
+                    group.append(other)
         return group[1:]
 
     def victims(self, rows: Sequence[R], lengths: Sequence[int]) -> list[int]:

@@ -169,13 +169,13 @@ def one_thread() -> Iterator[None]:
     if controls is None:
         yield
         return
-    get, set = controls
-    before = get()
-    set(1)
+    get_threads, set_threads = controls
+    before = get_threads()
+    set_threads(1)
     try:
         yield
     finally:
-        set(before)
+        set_threads(before)
 
 
 def _thread_controls() -> tuple[Any, Any] | None:

@@ -18,8 +18,8 @@ def owned(http: HttpRequest) -> None:
         demand(id, caller_of(http))
 
 
-def demand(id: str, caller: str, param: str | None = None) -> None:
+def demand(id: str, caller: str, param: str = "response_id") -> None:
     if not belongs(id, caller):
-        kind = "conversation" if id.startswith("conv_") else "response"
-        known = "conversation" if kind == "conversation" else "response_id"
-        raise NotFound(f"There is no {kind} '{id}' here.", param=param or known)
+        if id.startswith("conv_"):
+            raise NotFound(f"There is no conversation '{id}' here.", param="conversation")
+        raise NotFound(f"There is no response '{id}' here.", param=param)
