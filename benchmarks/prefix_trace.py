@@ -85,7 +85,14 @@ class Replay:
             first = number % len(servers)
             for server in (*servers[first:], *servers[:first]):
                 progress.update(bar, description=f"conversation {number + 1} · {server.name}")
-                found += self._replay(server, number, talk)
+                own = list(self._replay(server, number, talk))
+                waited = sum(t.seconds for t in own)
+                progress.console.print(
+                    f"conversation {number + 1} · {server.name}: {len(own)} turns, {waited:.1f} s "
+                    "to their first tokens",
+                    highlight=False,
+                )
+                found += own
                 progress.advance(bar)
         return found
 

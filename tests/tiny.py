@@ -55,6 +55,18 @@ SHAPES: dict[str, dict[str, Any]] = {
         "layer_norm_epsilon": 1e-5,
         "intermediate_size": 64,
     },
+    "jamba": {
+        "attn_layer_offset": 1,
+        "attn_layer_period": 2,
+        "expert_layer_offset": 1,
+        "expert_layer_period": 2,
+        "mamba_d_conv": 4,
+        "mamba_d_state": 8,
+        "mamba_expand": 2,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "num_hidden_layers": 4,
+    },
     "qwen3_next": {
         "linear_num_value_heads": 2,
         "linear_num_key_heads": 2,

@@ -34,7 +34,7 @@ def forward(default_model: Path, tmp_path: Path) -> Forward:
     """Tokens → table of log-probabilities; row i is the distribution after token i."""
 
     def run(tokens: list[int]) -> np.ndarray:
-        script = Path(__file__).with_name("plain_forward.py")
+        script = Path(__file__).parents[1] / "plain_forward.py"
         out = tmp_path / "tables.npz"
         subprocess.run(
             [sys.executable, str(script), str(default_model), str(out)],

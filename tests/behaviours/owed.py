@@ -1,20 +1,30 @@
-"""The two servers of the behaviours' tests, and the little that the tests ask of them beside answers."""
+"""What the tests of the behaviours share: two servers, and the little that is asked beside answers."""
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
+import pytest
 import scripted
 from api import tiny_folder
+from api.endpoint import Endpoint, Said
+from api.endpoints import ALL, TALKS
 from conftest import Server
 from prometheus_client.parser import text_string_to_metric_families
 from scripted import Rule, call, think
 
+heavy = pytest.mark.skipif(not os.environ.get("MILLRACE_HEAVY"), reason="part of make test-heavy")
+every = pytest.mark.parametrize("endpoint", ALL, ids=str)
+every_talk = pytest.mark.parametrize("endpoint", TALKS, ids=str)
+
+LONG: dict[str, Any] = {"max_tokens": 6000, "temperature": 0}
+SHORT: dict[str, Any] = {"max_tokens": 4, "temperature": 0}
 WINDOW = tiny_folder.WINDOW
 KEY = "a-key-of-the-mill"
 RUNNING, QUEUE = 4, 2
@@ -95,6 +105,18 @@ def until(condition: Callable[[], object], patience: float = 10) -> bool:
             return False
         time.sleep(0.005)
     return True
+
+
+def both(client: httpx.Client, endpoint: Endpoint, say: str, **wishes: Any) -> Said:
+    """The answer, which is the same streamed and whole."""
+    body = endpoint.body(say, **wishes)
+    whole, streamed = endpoint.whole(client, body), endpoint.stream(client, body)
+    assert streamed == whole
+    return streamed
+
+
+def post(client: httpx.Client, endpoint: Endpoint, body: dict[str, Any]) -> httpx.Response:
+    return client.post(endpoint.path, json={"stream": False} | body)
 
 
 def serve_tiny(folder: Path, tokenizer_of: Path) -> Iterator[Mill]:
