@@ -19,7 +19,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from common import (
     HERE,
@@ -135,11 +135,14 @@ def _trace(options: argparse.Namespace, console: Console, model: Path, logs: Pat
         servers = _servers(stack, options, model, logs)
         turns = replay.run(servers, talks, progress)
     table = Table(
-        title=f"{len(talks)} conversations, turns after the first", title_justify="left", box=SIMPLE
+        title=f"{len(talks)} conversations, turns after the first (prompt, new, run: tokens)",
+        title_justify="left",
+        box=SIMPLE,
     )
-    columns = ("server", "turns", "prompt tokens", "new", "run", "run / new", "TTFT p50", "p90")
+    columns = ("server", "turns", "prompt", "new", "run", "run/new", "TTFT p50", "p90")
     for column in columns:
-        table.add_column(column, justify="left" if column == "server" else "right")
+        justify: Literal["left", "right"] = "left" if column == "server" else "right"
+        table.add_column(column, justify=justify, no_wrap=True)
     for server in servers:
         s = summary([t for t in turns if t.server == server.name])
         run = "not told" if s.run_tokens is None else f"{s.run_tokens:,}"

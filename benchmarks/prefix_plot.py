@@ -38,9 +38,7 @@ def draw(path: Path, turns: Sequence[Turn], model: str) -> None:
         ("new since the last turn", "--", lambda t: float(t.new_tokens)),
     ):
         _middle(below, mine, label, "#3a3a3a", style, value)
-    above.set_title(
-        f"{count} agent conversations (tau-bench), turn by turn, {model}", fontsize=11, loc="left"
-    )
+    figure.suptitle(f"{count} agent conversations (tau-bench), turn by turn, {model}", fontsize=11)
     above.set_ylabel("seconds to the first token")
     below.set_ylabel("prompt tokens")
     below.set_xlabel("turn of the conversation (thick: the middle one of all; thin: each)")
@@ -48,7 +46,7 @@ def draw(path: Path, turns: Sequence[Turn], model: str) -> None:
         axes.set_yscale("log")
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(fontsize=8, frameon=False, loc="upper right", ncols=2)
+        axes.legend(fontsize=8, frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=4)
     below.set_xticks(range(1, 1 + max(t.number for t in turns) + 1))
     try:
         figure.savefig(path, dpi=150)

@@ -22,6 +22,8 @@ ALIKE = 64
 """Prompts with this many tokens in common are not run side by side."""
 _LOGPROB_CHUNK = 128
 """Logits of a whole chunk are wide: prompts that want logprobs are run in small ones."""
+_CPU_PIECE = 256
+"""On a CPU, attention also computes what the causal mask hides: piece by piece that is less."""
 
 
 @dataclass(eq=False)
@@ -117,7 +119,7 @@ class Job:
         self.open(model)
         chunk = mx.array([self.tokens[self.done : self.done + count]], mx.int32)
         self.done += count
-        return model(chunk, cache=self.caches)
+        return _forward(model, chunk, self.caches)
 
     @property
     def states(self) -> list[Any]:
@@ -133,6 +135,15 @@ class Job:
             self.logprobs += Logprobs(logits[0], follow, top).read([top] * (end - begin))
 
 
+def _forward(model: Any, chunk: mx.array, caches: list[Any]) -> mx.array:
+    """The logits of a chunk, or of its last piece."""
+    count = chunk.shape[1]
+    piece = _CPU_PIECE if mx.default_device() == mx.cpu else count
+    for start in range(0, count, piece):
+        logits = model(chunk[:, start : start + piece], cache=caches)
+    return logits
+
+
 def groupable(caches: list[Any]) -> bool:
     return all(type(c) is KVCache for c in caches)
 
@@ -145,7 +156,7 @@ def run_together(model: Any, jobs: list[Job], count: int) -> None:
     shared = make_prompt_cache(model)
     runs = [job.tokens[: min(count, job.left)] for job in jobs]
     padded = [run + [0] * (count - len(run)) for run in runs]
-    model(mx.array(padded, mx.int32), cache=shared)
+    _forward(model, mx.array(padded, mx.int32), shared)
     for i, (job, run) in enumerate(zip(jobs, runs, strict=True)):
         job.caches = [_row(cache, i, len(run)) for cache in shared]
         job.done = len(run)
