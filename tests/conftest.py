@@ -45,6 +45,10 @@ class Server:
             args = (*args, "--cache-disk", "0")  # what one test leaves on disk, no other finds
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
+        # One client for all: each costs a context for TLS, which takes longer than most requests.
+        self.http = httpx.Client(
+            base_url=self.url, timeout=120, limits=httpx.Limits(max_connections=None)
+        )
         # A file, not a pipe: nobody reads along, and a full pipe would stop the server.
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
@@ -68,13 +72,13 @@ class Server:
         raise TimeoutError("the server did not become ready")
 
     def health(self) -> dict[str, Any]:
-        return dict(httpx.get(f"{self.url}/health", timeout=5).json())
+        return dict(self.http.get("/health", timeout=5).json())
 
     def status(self) -> dict[str, Any]:
-        return dict(httpx.get(f"{self.url}/v1/status", timeout=5).json()["models"][0])
+        return dict(self.http.get("/v1/status", timeout=5).json()["models"][0])
 
     def post(self, path: str, body: Any, **kwargs: Any) -> httpx.Response:
-        return httpx.post(f"{self.url}{path}", json=body, timeout=120, **kwargs)
+        return self.http.post(path, json=body, **kwargs)
 
     def log(self) -> str:
         """All that the server and its engine wrote to stderr so far."""

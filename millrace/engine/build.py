@@ -31,7 +31,7 @@ CPU_BURST = 20.0
 """Chunks between the steps of running rows read all the weights once more, which a CPU feels: a burst
 is better run before anybody is answered."""
 MOST_LANES = 8
-"""With more cores than that, a burst seldom has a prompt for each."""
+"""With more cores than that, BLAS has more use for them than pieces of a chunk have."""
 CPU_AHEAD = 8
 """The most tokens guessed ahead there."""
 
@@ -51,6 +51,7 @@ def build(config: EngineConfig, link: Link) -> Engine:
     from millrace.engine.loop import Engine
     from millrace.engine.measure import cost_of
     from millrace.engine.memory import Budget
+    from millrace.engine.prefill import whole
     from millrace.engine.sampler import Sampler
     from millrace.engine.warmup import warm_up
     from millrace.models.load import load
@@ -81,10 +82,10 @@ def build(config: EngineConfig, link: Link) -> Engine:
             loaded.model, layout, cached, disk, pack=config.cache_quant, problem=problem
         )
         keeper = Keeper(cache, layout, config.checkpoint_every)
-    lanes = None
-    if loaded.device == "cpu" and 1 < blas.threads() <= MOST_LANES:
-        lanes = Lanes(blas.threads())
-    engine = Engine(loaded.model, config, Sampler(chooser), budget, link, guides, keeper, lanes)
+    forward = whole
+    if loaded.device == "cpu":
+        forward = Lanes(blas.threads() if blas.threads() <= MOST_LANES else 1).forward
+    engine = Engine(loaded.model, config, Sampler(chooser), budget, link, guides, keeper, forward)
     link.send(
         Ready(
             context=loaded.context,

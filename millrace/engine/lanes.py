@@ -1,32 +1,42 @@
-"""Prompts side by side on a CPU, a core each.
+"""A chunk of a prompt on all cores of a CPU.
 
-Much of a forward pass there is work on one core: all that is no matrix product. With a prompt on each
-core, none of them waits.
+Much of a forward pass there is work on one core: all that is no matrix product. So a chunk is cut into
+pieces, a lane for each. Of the pieces before it, a piece needs what they leave in a layer's cache and
+nothing else: the lanes go through the layers one shortly behind the other, and none of them waits.
+
+    lane 1   layer 1   layer 2   layer 3   …
+    lane 2      layer 1   layer 2   layer 3   …
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import mlx.core as mx
 
-from millrace.engine.prefill import Job
 from millrace.models import blas
+
+LEAST_PIECE = 24
+"""Tokens of a lane below which reading the weights twice takes more than the cores give."""
+MOST_PIECE = 256
+"""Attention also computes what the causal mask hides: piece by piece that is less."""
 
 
 class Lanes:
     def __init__(self, cores: int) -> None:
         self._streams = [mx.new_stream(mx.cpu) for _ in range(cores)]
 
-    def __len__(self) -> int:
-        return len(self._streams)
-
-    def run(self, model: Any, jobs: Sequence[Job], count: int) -> None:
-        """Run up to `count` tokens of as many prompts as there are lanes, to the end."""
-        with blas.one_thread():
-            for stream, job in zip(self._streams, jobs, strict=True):
-                with mx.stream(stream):
-                    job.plan(model, min(count, job.left))
-            # At once: MLX launches little more than it can run, so one after the other would wait.
-            mx.eval([job.states for job in jobs])
+    def forward(self, model: Any, chunk: mx.array, caches: list[Any]) -> mx.array:
+        """Run a chunk to its end; its logits are computed when somebody asks for them."""
+        count = chunk.shape[1]
+        lanes = max(1, min(len(self._streams), count // LEAST_PIECE))
+        piece = min(MOST_PIECE, -(-count // lanes))
+        logits = []
+        with blas.one_thread() if lanes > 1 else nullcontext():
+            for n, start in enumerate(range(0, count, piece)):
+                with mx.stream(self._streams[n % lanes]):
+                    logits.append(model(chunk[:, start : start + piece], cache=caches))
+            # All at once: MLX launches little more than it can run, so one by one would wait.
+            mx.eval([c.state for c in caches])
+        return logits[0] if len(logits) == 1 else mx.concatenate(logits, axis=1)

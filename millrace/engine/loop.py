@@ -17,11 +17,10 @@ from millrace.config import EngineConfig
 from millrace.engine.batch import Batch, InFlight
 from millrace.engine.guide import Guides
 from millrace.engine.keeping import Keeper
-from millrace.engine.lanes import Lanes
 from millrace.engine.link import Link
 from millrace.engine.memory import Budget
 from millrace.engine.pace import Pace
-from millrace.engine.prefill import Job, groupable, job_of, jobs_of, run_together
+from millrace.engine.prefill import Forward, Job, groupable, job_of, jobs_of, run_together, whole
 from millrace.engine.row import Row
 from millrace.engine.sampler import Sampler
 from millrace.engine.scheduler import Scheduler
@@ -62,7 +61,7 @@ class Engine:
         link: Link,
         guides: Guides | None = None,
         keeper: Keeper | None = None,
-        lanes: Lanes | None = None,
+        forward: Forward = whole,
     ) -> None:
         self._model = model
         self._keeper = keeper
@@ -71,10 +70,9 @@ class Engine:
         self._guides = guides
         self._batch = Batch(model, sampler)
         self._pace = Pace(config.prefill_chunk or 512, config.max_stall)
-        self._lanes = lanes
-        beside = len(lanes) if lanes is not None else 1
+        self._forward = forward
         self._scheduler: Scheduler[Job] = Scheduler(
-            config.max_running, self._pace, budget, self._begin, config.burst, beside
+            config.max_running, self._pace, budget, self._begin, config.burst
         )
         self._begun: list[Job] = []
         """Prompts that have started since the last message."""
@@ -254,12 +252,10 @@ class Engine:
         job = jobs[-1]
         begin = time.perf_counter()
         try:
-            if self._lanes is not None and not self._batch and len(jobs) == len(self._lanes):
-                self._lanes.run(self._model, jobs, count)
-            elif len(jobs) > 1:
-                run_together(self._model, jobs, count)
+            if len(jobs) > 1:
+                run_together(self._model, jobs, count, self._forward)
             else:
-                job.run(self._model, count)
+                job.run(self._model, count, self._forward)
             if not self._batch:
                 # Nobody waits for tokens: wait for a chunk, so that an abort is heard after it.
                 # The one before, if it was another prompt's, so that the device is never idle.

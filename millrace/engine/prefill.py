@@ -6,6 +6,7 @@ next token. A pre-empted row comes back the same way, and finds in the cache wha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -22,8 +23,15 @@ ALIKE = 64
 """Prompts with this many tokens in common are not run side by side."""
 _LOGPROB_CHUNK = 128
 """Logits of a whole chunk are wide: prompts that want logprobs are run in small ones."""
-_CPU_PIECE = 256
-"""On a CPU, attention also computes what the causal mask hides: piece by piece that is less."""
+
+Forward = Callable[[Any, mx.array, list[Any]], mx.array]
+"""Runs a chunk of tokens through a model on top of caches; returns its logits."""
+
+
+def whole(model: Any, chunk: mx.array, caches: list[Any]) -> mx.array:
+    """A chunk as one run."""
+    logits: mx.array = model(chunk, cache=caches)
+    return logits
 
 
 @dataclass(eq=False)
@@ -104,51 +112,33 @@ class Job:
         if not self.caches:
             self.caches = make_prompt_cache(model)
 
-    def run(self, model: Any, count: int) -> None:
+    def run(self, model: Any, count: int, forward: Forward = whole) -> None:
         """Launch the next `count` tokens."""
         end = self.done + count
         while self.done < end:
             stop = min(end, self.done + _LOGPROB_CHUNK) if self.wants_logprobs else end
-            self._run_to(model, stop)
+            self._run_to(model, stop, forward)
 
     def wait(self) -> None:
-        mx.eval(self.states)
+        mx.eval([c.state for c in self.caches])
 
-    def plan(self, model: Any, count: int) -> mx.array:
-        """Say what the next `count` tokens do to the state, without running them; their logits."""
-        self.open(model)
-        chunk = mx.array([self.tokens[self.done : self.done + count]], mx.int32)
-        self.done += count
-        return _forward(model, chunk, self.caches)
-
-    @property
-    def states(self) -> list[Any]:
-        return [c.state for c in self.caches]
-
-    def _run_to(self, model: Any, end: int) -> None:
+    def _run_to(self, model: Any, end: int, forward: Forward) -> None:
         begin = self.done
-        logits = self.plan(model, end - begin)
-        mx.async_eval(self.states)
+        self.open(model)
+        logits = forward(model, mx.array([self.tokens[begin:end]], mx.int32), self.caches)
+        self.done = end
+        mx.async_eval([c.state for c in self.caches])
         if self.wants_logprobs:
             top = self.request.prompt_logprobs or 0
             follow = mx.array(self.tokens[begin + 1 : end + 1], mx.int32)
             self.logprobs += Logprobs(logits[0], follow, top).read([top] * (end - begin))
 
 
-def _forward(model: Any, chunk: mx.array, caches: list[Any]) -> mx.array:
-    """The logits of a chunk, or of its last piece."""
-    count = chunk.shape[1]
-    piece = _CPU_PIECE if mx.default_device() == mx.cpu else count
-    for start in range(0, count, piece):
-        logits = model(chunk[:, start : start + piece], cache=caches)
-    return logits
-
-
 def groupable(caches: list[Any]) -> bool:
     return all(type(c) is KVCache for c in caches)
 
 
-def run_together(model: Any, jobs: list[Job], count: int) -> None:
+def run_together(model: Any, jobs: list[Job], count: int, forward: Forward = whole) -> None:
     """Launch the first `count` tokens of several prompts as one.
 
     What stands after the end of a shorter one is cut off again: nothing before it looks there.
@@ -156,7 +146,7 @@ def run_together(model: Any, jobs: list[Job], count: int) -> None:
     shared = make_prompt_cache(model)
     runs = [job.tokens[: min(count, job.left)] for job in jobs]
     padded = [run + [0] * (count - len(run)) for run in runs]
-    _forward(model, mx.array(padded, mx.int32), shared)
+    forward(model, mx.array(padded, mx.int32), shared)
     for i, (job, run) in enumerate(zip(jobs, runs, strict=True)):
         job.caches = [_row(cache, i, len(run)) for cache in shared]
         job.done = len(run)

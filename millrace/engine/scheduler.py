@@ -84,16 +84,13 @@ class Scheduler(Generic[T]):
         budget: Budget,
         begin: Callable[[T], None] = lambda task: None,
         burst: float = 2.0,
-        beside: int = 1,
     ) -> None:
         """`begin` is told of a task about to be run for the first time; less may be left then.
 
-        `burst` is how long prompts that are ready wait for others when nobody is being answered;
-        `beside` prompts then run at once as fast as one after the other.
+        `burst` is how long prompts that are ready wait for others when nobody is being answered.
         """
         self._max_running = max_running
         self._burst_seconds = burst
-        self._beside = beside
         self._begin = begin
         self._pace = pace
         self._budget = budget
@@ -186,20 +183,15 @@ class Scheduler(Generic[T]):
 
     def _company(self, task: T, running: Sequence[int]) -> list[T]:
         """Other prompts whose beginning can run beside that of `task` in one chunk."""
-        chunk = limit = self._pace.limit(len(running), self._coming(running))
-        most = self._max_running
-        others = [t for t in self._waiting if t.fresh]
-        if 1 < self._beside <= 1 + len(others) and not running:
-            # Side by side, each has a chunk of its own.
-            most, limit = self._beside, chunk * self._beside
+        limit = self._pace.limit(len(running), self._coming(running))
         group = [task]
         if not task.fresh or 2 * task.left > limit:
             return []
-        for other in sorted(others, key=self._order):
+        for other in sorted((t for t in self._waiting if t.fresh), key=self._order):
             shared = _shared([t.left for t in (*group, other)])
-            if not LEAST_SHARED <= shared <= min(chunk, limit // (len(group) + 1)):
+            if (len(group) + 1) * shared > limit or shared < LEAST_SHARED:
                 continue
-            if len(group) == most or any(other.resembles(t) for t in group):
+            if len(group) == self._max_running or any(other.resembles(t) for t in group):
                 continue
             if self._may_start(other, running):
                 self._start(other, running)

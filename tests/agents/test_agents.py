@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 import scripted
 from agents import AGENTS, MODEL, WINDOW, Agent
@@ -164,7 +163,7 @@ def test_a_new_session_shares_the_beginning(
 @pytest.fixture(scope="session")
 def caching() -> Callable[[Server], None]:
     def check(server: Server) -> None:
-        if httpx.get(f"{server.url}/v1/cache").status_code == 404:
+        if server.http.get("/v1/cache").status_code == 404:
             pytest.skip("the server has no prefix cache (no /v1/cache)")
 
     return check

@@ -6,7 +6,6 @@ import random
 import time
 from typing import Any
 
-import httpx
 from conftest import Server
 
 WORDS = ("water", "wheel", "stone", "grain", "river", "sluice", "flour", "sack", "bread", "rope")
@@ -19,7 +18,7 @@ def text(words: int, seed: int) -> str:
 
 
 def report(server: Server, **headers: str) -> dict[str, Any]:
-    response = httpx.get(f"{server.url}/v1/cache", headers=headers, timeout=30)
+    response = server.http.get("/v1/cache", headers=headers, timeout=30)
     assert response.status_code == 200, response.text
     return dict(response.json()["models"][0])
 

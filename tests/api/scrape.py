@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import httpx
 from conftest import Server
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -33,7 +32,7 @@ def label_names(server: Server, sample: str) -> set[str]:
 
 
 def _text(server: Server) -> str:
-    response = httpx.get(f"{server.url}/metrics", timeout=10)
+    response = server.http.get("/metrics", timeout=10)
     assert response.status_code == 200
     assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
     return response.text

@@ -137,7 +137,7 @@ def test_a_bad_field_is_named(small: Server, change: dict[str, Any], named: str)
 @pytest.mark.parametrize("body", [b"{", b"", b"[1]", b'{"messages": "\xff"}', b"[" * 5000])
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
 def test_invalid_json(small: Server, path: str, body: bytes) -> None:
-    response = httpx.post(f"{small.url}{path}", content=body, headers=KEY, timeout=10)
+    response = small.http.post(f"{path}", content=body, headers=KEY, timeout=10)
     _error(response, 400, "invalid_request_error")
 
 
@@ -145,8 +145,8 @@ def test_an_unknown_model_names_those_there_are(small: Server) -> None:
     for path in ("/v1/messages", "/v1/messages/count_tokens"):
         response = small.post(path, ASK | {"model": "claude-x"}, headers=KEY)
         assert "tiny" in _error(response, 404, "not_found_error")
-    _error(httpx.get(f"{small.url}/v1/messages", headers=KEY), 405, "invalid_request_error")
-    _error(httpx.get(f"{small.url}/v1/messages/x", headers=KEY), 404, "not_found_error")
+    _error(small.http.get("/v1/messages", headers=KEY), 405, "invalid_request_error")
+    _error(small.http.get("/v1/messages/x", headers=KEY), 404, "not_found_error")
 
 
 def test_keys_by_both_headers(small: Server) -> None:
@@ -210,7 +210,7 @@ def test_pings_errors_and_429_of_a_busy_server(small: Server) -> None:
     assert _error(refused, 429, "rate_limit_error")
     assert int(refused.headers["retry-after"]) >= 1
     for id in ("second", "first"):
-        httpx.delete(f"{small.url}/v1/requests/{id}", headers=KEY)
+        small.http.delete(f"/v1/requests/{id}", headers=KEY)
     waiting.join(30)
     first.join(30)
     kinds = [e["type"] for e in told]
@@ -243,7 +243,7 @@ def test_a_disconnect_frees_the_slot(small: Server) -> None:
                 break
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
-        status = httpx.get(f"{small.url}/v1/status", headers=KEY).json()
+        status = small.http.get("/v1/status", headers=KEY).json()
         if not status["models"][0]["requests"]:
             return
         time.sleep(0.05)

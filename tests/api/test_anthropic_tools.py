@@ -354,5 +354,5 @@ def test_headers_ids_and_the_root(hermes: Server, client: anthropic.Anthropic) -
     assert response.json()["id"] == response.headers["request-id"] == "mine"
     assert response.headers["x-millrace-ignored"] == "novel"
     assert httpx.head(f"{hermes.url}/").status_code == 200
-    about = httpx.get(f"{hermes.url}/").json()
+    about = hermes.http.get("/").json()
     assert about["name"] == "millrace" and about["version"]

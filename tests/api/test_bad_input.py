@@ -73,7 +73,7 @@ def test_an_unknown_model_names_those_there_are(server: Server) -> None:
 
 def test_a_body_over_the_limit(server: Server) -> None:
     body = b'{"prompt": "' + b"x" * 100_000_000 + b'"}'
-    response = httpx.post(f"{server.url}/v1/completions", content=body, timeout=60)
+    response = server.http.post("/v1/completions", content=body, timeout=60)
     assert _error(response, 413)["code"] == "request_too_large"
 
 
@@ -81,7 +81,7 @@ def test_a_body_over_the_limit(server: Server) -> None:
     "body", [b"{", b"", b"[1]", b'"x"', b'{"prompt": "\xff\xfe"}', b"[" * 5000, b'{"a": 1} x']
 )
 def test_invalid_json_and_utf8(server: Server, body: bytes) -> None:
-    _error(httpx.post(f"{server.url}/v1/completions", content=body, timeout=10), 400)
+    _error(server.http.post("/v1/completions", content=body, timeout=10), 400)
 
 
 def test_a_prompt_over_the_window_gives_both_numbers(server: Server) -> None:
@@ -97,8 +97,8 @@ def test_bad_prompts(server: Server, prompt: Any) -> None:
 
 
 def test_unknown_paths_and_methods(server: Server) -> None:
-    _error(httpx.get(f"{server.url}/nothing"), 404)
-    _error(httpx.get(f"{server.url}/v1/chat/completions"), 405)
+    _error(server.http.get("/nothing"), 404)
+    _error(server.http.get("/v1/chat/completions"), 405)
 
 
 def _serve(*args: str) -> subprocess.CompletedProcess[str]:

@@ -170,7 +170,7 @@ def test_a_client_that_drops_in_the_middle_of_a_prefill(tiny: Server) -> None:
 
 
 def test_what_many_share_is_held_once(tiny: Server) -> None:
-    httpx.delete(f"{tiny.url}/v1/cache")
+    tiny.http.delete("/v1/cache")
     head = text(1900, 8)
     one = complete(tiny, head, 1)
     assert one["usage"]["prompt_tokens"] > 2000
@@ -214,7 +214,7 @@ def test_emptying(tiny: Server, path: str) -> None:
     assert cached(complete(tiny, prompt)) > 0
     held = report(tiny)["memory"]["bytes"]
     if path == "/v1/cache":
-        told = httpx.delete(f"{tiny.url}{path}").json()
+        told = tiny.http.delete(f"{path}").json()
         assert told == {"dropped": [{"name": "tiny", "memory_bytes": held, "disk_bytes": 0}]}
     else:
         assert tiny.post(path, {}).text == "Cache flushed."
@@ -267,7 +267,7 @@ def test_salts_share_nothing(tiny: Server) -> None:
 def test_while_the_engine_restarts(start: Callable[..., Server], folder: Path) -> None:
     server = start(str(folder)).wait_ready()
     server.kill_engine()
-    response = httpx.get(f"{server.url}/v1/cache", timeout=30)
+    response = server.http.get("/v1/cache", timeout=30)
     assert response.status_code == 503
     assert response.json()["error"]["code"] == "engine_unavailable"
     server.wait_ready()

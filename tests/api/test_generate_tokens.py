@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from conftest import Server
 
@@ -82,15 +81,15 @@ def test_bad_input(server: Server, path: str, body: dict[str, Any]) -> None:
 
 def test_what_the_server_is(server: Server) -> None:
     for path in ("/get_model_info", "/model_info"):
-        info = httpx.get(f"{server.url}{path}").json()
+        info = server.http.get(f"{path}").json()
         assert info["served_model_name"] == "smollm2" and info["is_generation"] is True
         assert Path(info["model_path"]).is_dir()
-    info = httpx.get(f"{server.url}/get_server_info").json()
+    info = server.http.get("/get_server_info").json()
     assert info["context_length"] == 8192 and info["status"] == "ready"
-    assert httpx.get(f"{server.url}/get_model_info?model=nope").status_code == 404
+    assert server.http.get("/get_model_info?model=nope").status_code == 404
 
 
 def test_flushing(server: Server) -> None:
-    for response in (httpx.get(f"{server.url}/flush_cache"), server.post("/flush_cache", {})):
+    for response in (server.http.get("/flush_cache"), server.post("/flush_cache", {})):
         assert response.status_code == 200
         assert "cache" in response.text.lower()

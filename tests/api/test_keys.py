@@ -134,7 +134,7 @@ def test_without_a_key_nothing_is_told(
 ) -> None:
     if path == "/health" and method == "POST":
         pytest.skip("an open path, whatever the method")
-    response = httpx.request(method, guarded.url + path, headers=headers, json={})
+    response = guarded.http.request(method, path, headers=headers, json={})
     assert response.status_code == 401
     assert response.headers["www-authenticate"].startswith("Bearer")
     body = response.json()
@@ -150,17 +150,17 @@ def test_without_a_key_nothing_is_told(
 
 @pytest.mark.parametrize("path", ["/health", "/docs", "/openapi.json"])
 def test_what_is_public_stays_so(guarded: Server, path: str) -> None:
-    assert httpx.get(guarded.url + path).status_code == 200
+    assert guarded.http.get(path).status_code == 200
 
 
 @pytest.mark.parametrize("key", ["sk-env", "sk-env2", "sk-file", "sk-tokens"])
 def test_either_header_will_do(guarded: Server, key: str) -> None:
     for headers in (_bearer(key), {"x-api-key": key}, _bearer("none") | {"x-api-key": key}):
-        assert httpx.get(f"{guarded.url}/v1/models", headers=headers).status_code == 200
+        assert guarded.http.get("/v1/models", headers=headers).status_code == 200
 
 
 def test_a_large_body_is_refused_as_well(guarded: Server) -> None:
-    response = httpx.post(f"{guarded.url}/v1/completions", content=b"x" * 4_000_000, timeout=30)
+    response = guarded.http.post("/v1/completions", content=b"x" * 4_000_000, timeout=30)
     assert response.status_code == 401
 
 
@@ -172,11 +172,11 @@ def test_the_sdk_raises_its_own_error(guarded: Server) -> None:
 
 def test_further_names_are_listed_and_answered(guarded: Server) -> None:
     headers = _bearer("sk-env2")
-    listed = httpx.get(f"{guarded.url}/v1/models", headers=headers).json()["data"]
+    listed = guarded.http.get("/v1/models", headers=headers).json()["data"]
     assert [m["id"] for m in listed] == ["tiny", "gpt-4o", "small/one"]
     assert [m.get("alias_of") for m in listed] == [None, "tiny", "tiny"]
     for name in ("gpt-4o", "small/one"):
-        one = httpx.get(f"{guarded.url}/v1/models/{name}", headers=headers).json()
+        one = guarded.http.get(f"/v1/models/{name}", headers=headers).json()
         assert one["id"] == name
     answer = guarded.post("/v1/completions", BODY | {"model": "small/one"}, headers=headers)
     assert answer.status_code == 200
@@ -210,10 +210,10 @@ def test_requests_are_limited_per_key(guarded: Server) -> None:
     assert messages.json()["error"]["type"] == "rate_limit_error"
     assert messages.headers["anthropic-ratelimit-requests-limit"] == "6"
     assert messages.headers["anthropic-ratelimit-requests-reset"].endswith("Z")
-    assert httpx.get(f"{guarded.url}/v1/models", headers=_bearer("sk-env")).status_code == 200
+    assert guarded.http.get("/v1/models", headers=_bearer("sk-env")).status_code == 200
     other = guarded.post("/v1/completions", BODY, headers=_bearer("sk-env2"))
     assert other.status_code == 200, "another key has its own share"
-    counted = httpx.get(f"{guarded.url}/metrics", headers=_bearer("sk-env")).text
+    counted = guarded.http.get("/metrics", headers=_bearer("sk-env")).text
     assert 'endpoint="/v1/completions",model="",outcome="rate_limit_exceeded"' in counted
     assert 'endpoint="",model="",outcome="invalid_api_key"' in counted
     assert "/nothing/here" not in counted
@@ -250,7 +250,7 @@ def test_a_preflight_needs_no_key(guarded: Server) -> None:
         f"{guarded.url}/v1/models", headers=asking | {"origin": "https://x.example"}
     )
     assert "access-control-allow-origin" not in other.headers
-    denied = httpx.get(f"{guarded.url}/v1/models", headers={"origin": "https://page.example"})
+    denied = guarded.http.get("/v1/models", headers={"origin": "https://page.example"})
     assert denied.status_code == 401, "the page may read the refusal"
     assert denied.headers["access-control-allow-origin"] == "https://page.example"
     assert "x-request-id" in denied.headers["access-control-expose-headers"]
@@ -261,7 +261,7 @@ def test_origins_are_off_by_default_and_open_to_all_with_a_star(
 ) -> None:
     star = start(str(tiny), "--cors-origin", "*", "--rate-requests", "2").wait_ready()
     page = {"origin": "https://any.example"}
-    answer = httpx.get(f"{star.url}/v1/models", headers=page)
+    answer = star.http.get("/v1/models", headers=page)
     assert answer.headers["access-control-allow-origin"] == "*"
     codes = [star.post("/v1/completions", BODY).status_code for _ in range(3)]
     assert codes == [200, 200, 429], "without keys, each address has its share"
@@ -271,7 +271,7 @@ def test_origins_are_off_by_default_and_open_to_all_with_a_star(
 def test_a_server_in_the_open_warns(start: Callable[..., Server], tiny: Path) -> None:
     server = start(str(tiny), "--host", "0.0.0.0").wait_ready()
     assert "without an API key" in server.log()
-    plain = httpx.get(f"{server.url}/v1/models", headers={"origin": "https://any.example"})
+    plain = server.http.get("/v1/models", headers={"origin": "https://any.example"})
     assert "access-control-allow-origin" not in plain.headers
     assert "x-ratelimit-limit-requests" not in server.post("/v1/completions", BODY).headers
 

@@ -67,7 +67,7 @@ def test_show_of_a_chat_model(server: Server) -> None:
 
 
 def test_version_and_heads(library: Server) -> None:
-    assert httpx.get(f"{library.url}/api/version").json()["version"].count(".") == 2
+    assert library.http.get("/api/version").json()["version"].count(".") == 2
     for path in ("/api/version", "/api/tags", "/api/ps"):
         assert httpx.head(f"{library.url}{path}").status_code == 200
 

@@ -114,11 +114,11 @@ def test_bad_chats(tiny: Server) -> None:
     picture = [{"role": "user", "content": "a", "images": ["aGk="]}]
     response = tiny.post("/api/chat", {"messages": picture})
     assert response.status_code == 400 and "images" in response.json()["error"]
-    response = httpx.post(f"{tiny.url}/api/chat", content=b"{")
+    response = tiny.http.post("/api/chat", content=b"{")
     assert response.status_code == 400 and "JSON" in response.json()["error"]
     response = tiny.post("/api/generate", {"prompt": "a " * 9000, "raw": True})
     assert response.status_code == 400 and "8192" in response.json()["error"]
-    assert set(httpx.get(f"{tiny.url}/api/nothing").json()) == {"error"}
+    assert set(tiny.http.get("/api/nothing").json()) == {"error"}
 
 
 def test_an_unknown_model_is_a_404_that_names_the_others(tiny: Server) -> None:
@@ -165,7 +165,7 @@ def test_an_error_in_the_middle_is_a_line(tiny: Server) -> None:
     ) as response:
         lines = response.iter_lines()
         json.loads(next(lines))
-        assert httpx.delete(f"{tiny.url}/v1/requests/midway").status_code == 200
+        assert tiny.http.delete("/v1/requests/midway").status_code == 200
         rest = [json.loads(line) for line in lines]
     assert set(rest[-1]) == {"error"}
     assert not any(r.get("done") for r in rest)

@@ -93,7 +93,7 @@ def test_keys_and_limits_are_told(app: Any, document: dict[str, Any]) -> None:
 
 
 def test_the_page_needs_nothing_from_elsewhere(server: Server) -> None:
-    page = httpx.get(f"{server.url}/docs")
+    page = server.http.get("/docs")
     assert page.headers["content-type"].startswith("text/html")
     assert "default-src 'none'" in page.headers["content-security-policy"]
     assert not re.findall(r"(?:src|href)=\"(?:https?:)?//", page.text)
@@ -173,12 +173,12 @@ KNOWN = [
 def test_known_requests_are_answered_as_described(
     target: Server, document: dict[str, Any], path: str, method: str, body: dict[str, Any] | None
 ) -> None:
-    response = httpx.request(method, target.url + path, json=body, timeout=60)
+    response = target.http.request(method, path, json=body, timeout=60)
     _held(document, document["paths"][path][method], response)
 
 
 def test_the_server_serves_this_description(target: Server, document: dict[str, Any]) -> None:
-    assert httpx.get(f"{target.url}/openapi.json").json() == document
+    assert target.http.get("/openapi.json").json() == document
 
 
 SOUND: dict[str, dict[str, Any]] = {

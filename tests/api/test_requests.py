@@ -73,7 +73,7 @@ def _error(response: httpx.Response, status: int) -> dict[str, Any]:
 
 def _cancel(server: Server, id: str, how: str) -> httpx.Response:
     if how == "DELETE":
-        return httpx.delete(f"{server.url}/v1/requests/{id}", timeout=10)
+        return server.http.delete(f"/v1/requests/{id}", timeout=10)
     return server.post(f"/v1/requests/{id}/cancel", None)
 
 

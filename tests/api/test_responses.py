@@ -314,7 +314,7 @@ def test_behaviour_10_an_error_in_the_middle_is_response_failed(tiny: Server) ->
     assert (last["status"], last["error"]["code"]) == ("failed", "server_error")
     assert "timeout" in last["error"]["message"]
     assert last["output"][0]["status"] == "incomplete"
-    kept = httpx.get(f"{tiny.url}/v1/responses/{last['id']}").json()
+    kept = tiny.http.get(f"/v1/responses/{last['id']}").json()
     assert (kept["status"], kept["error"]) == ("failed", last["error"])
     assert tiny.post("/v1/responses", ENDLESS | {"timeout": 0.1}).status_code == 504
 
@@ -326,7 +326,7 @@ def test_behaviour_22_cancel_by_id_and_a_client_that_leaves(tiny: Server) -> Non
     url = f"{tiny.url}/v1/responses"
     with httpx.stream("POST", url, json=ENDLESS | {"stream": True}, timeout=60) as answer:
         (id,) = running()
-        assert httpx.post(f"{tiny.url}/v1/requests/{id}/cancel").status_code == 200
+        assert tiny.http.post(f"/v1/requests/{id}/cancel").status_code == 200
         found = events(answer)
     assert found[-1]["response"]["status"] == "cancelled"
     with httpx.stream("POST", url, json=ENDLESS | {"stream": True}, timeout=60) as answer:

@@ -246,7 +246,7 @@ def test_what_codex_sends(thinking: Server) -> None:
     assert thought["encrypted_content"] and thought["summary"][0]["text"].strip() == "Short."
     assert message["content"][0]["text"] == "Hi there!"
     assert made["status"] == "completed" and made["store"] is False
-    assert httpx.get(f"{thinking.url}/v1/responses/{made['id']}").status_code == 404
+    assert thinking.http.get(f"/v1/responses/{made['id']}").status_code == 404
 
 
 COUNT = ", ".join(map(str, range(1, 11)))
@@ -325,6 +325,6 @@ def test_a_server_that_stores_nothing_says_so(harmony: Server) -> None:
     for more in ({"background": True}, {"conversation": "conv_1"}):
         assert harmony.post("/v1/responses", {"input": "x"} | more).status_code == 400
     assert harmony.post("/v1/conversations", {}).status_code == 400
-    assert httpx.get(f"{harmony.url}/v1/responses/{made['id']}").status_code == 404
+    assert harmony.http.get(f"/v1/responses/{made['id']}").status_code == 404
     asked = harmony.post("/v1/responses", {"input": "Count", "store": True})
     assert asked.headers["x-millrace-ignored"] == "store"

@@ -13,11 +13,11 @@ from millrace.cache.state import Layout
 from millrace.config import EngineConfig
 from millrace.engine.choice import Chooser, HostChooser
 from millrace.engine.keeping import Keeper
-from millrace.engine.lanes import Lanes
 from millrace.engine.link import ThreadLink
 from millrace.engine.loop import Engine
 from millrace.engine.measure import cost_of
 from millrace.engine.memory import Budget, Cost
+from millrace.engine.prefill import Forward, whole
 from millrace.engine.sampler import Sampler
 from millrace.protocol import Failed, FromEngine, Prefilled, Step, Submit, ToEngine, TokenLogprob
 
@@ -34,7 +34,7 @@ class Bench:
         budget: Budget | None = None,
         cache: int | None = None,
         disk: Any = None,
-        lanes: Lanes | None = None,
+        forward: Forward = whole,
         **config: Any,
     ) -> None:
         """`cache` is the prefix cache's memory in bytes; None goes without."""
@@ -61,7 +61,7 @@ class Bench:
             budget or _plenty(model),
             self.link,
             keeper=keeper,
-            lanes=lanes,
+            forward=forward,
         )
 
     def _deliver(self, message: FromEngine) -> None:

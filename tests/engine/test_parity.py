@@ -11,6 +11,7 @@ from tiny import SHAPES, VOCAB, build
 
 from millrace.engine.choice import DeviceChooser
 from millrace.engine.lanes import Lanes
+from millrace.engine.prefill import whole
 from millrace.protocol import Abort, AbortChoice, Choice, Sampling, Submit
 
 GREEDY = Sampling(temperature=0.0)
@@ -44,23 +45,28 @@ def test_greedy_rows_equal_the_plain_loop(model: Any) -> None:
         assert bench.finish[str(i), 0] == "length"
 
 
-def test_prompts_side_by_side_equal_the_plain_loop(
-    model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("cores", [1, 2, 3])
+def test_chunks_in_lanes_equal_the_plain_loop(model: Any, cores: int) -> None:
     dice = random.Random(2)
-    lengths = (60, 50, 64, 90, 41, 200, 210, 33)
+    lengths = (60, 50, 64, 90, 41, 700, 210, 3)
     prompts = [[dice.randrange(VOCAB) for _ in range(n)] for n in lengths]
-    lanes = Lanes(2)
-    pairs: list[int] = []
-    run = Lanes.run
-    monkeypatch.setattr(
-        Lanes, "run", lambda self, model, jobs, n: (pairs.append(n), run(self, model, jobs, n))
-    )
-    bench = Bench(model, cache=1 << 28, lanes=lanes, prefill_chunk=128, burst=60.0)
-    made = bench.run(Submit(str(i), p, [Choice(0, i)], 9, GREEDY) for i, p in enumerate(prompts))
+    bench = Bench(model, cache=1 << 28, forward=Lanes(cores).forward, prefill_chunk=600)
+    submits = [Submit(str(i), p, [Choice(0, i)], 9, GREEDY) for i, p in enumerate(prompts)]
+    made = bench.run(submits, turns=2)
     for i, prompt in enumerate(prompts):
         assert made[str(i), 0] == greedy_alone(model, prompt, 9)
-    assert len(pairs) >= 3 or not bench.engine._groupable
+
+
+def test_prompt_logprobs_in_lanes_are_all_there(model: Any) -> None:
+    (prompt,) = _prompts(1, 300, seed=4)
+    asked = Submit("a", prompt, [Choice(0, 1)], 2, GREEDY, prompt_logprobs=1)
+    told = []
+    for forward in (whole, Lanes(2).forward):
+        bench = Bench(model, forward=forward)
+        bench.run([asked])
+        told.append([(t.token, t.logprob) for t in bench.prompt_logprobs["a"]])
+    assert [t for t, _ in told[1]] == [t for t, _ in told[0]] == prompt[1:]
+    assert [p for _, p in told[1]] == pytest.approx([p for _, p in told[0]], abs=1e-4)
 
 
 def test_sampled_rows_depend_on_their_own_seed_alone(model: Any) -> None:
@@ -84,10 +90,10 @@ def test_sampled_rows_depend_on_their_own_seed_alone(model: Any) -> None:
 def test_a_resume_goes_on_as_if_nothing_had_happened(model: Any) -> None:
     prompt = _prompts(1, 40, seed=3)[0]
     drawn = Sampling(temperature=1.0, top_p=0.95)
-    whole = Bench(model).run([Submit("a", prompt, [Choice(0, 5)], 20, drawn)])["a", 0]
+    undisturbed = Bench(model).run([Submit("a", prompt, [Choice(0, 5)], 20, drawn)])["a", 0]
     for cut in (1, 7, 19):
-        resumed = Submit("a", prompt, [Choice(0, 5, whole[:cut])], 20, drawn)
-        assert Bench(model).run([resumed])["a", 0] == whole[cut:]
+        resumed = Submit("a", prompt, [Choice(0, 5, undisturbed[:cut])], 20, drawn)
+        assert Bench(model).run([resumed])["a", 0] == undisturbed[cut:]
 
 
 def test_aborts_leave_the_others_untouched(model: Any) -> None:
