@@ -169,7 +169,9 @@ def _servers(stack: ExitStack, options: argparse.Namespace, model: Path, logs: P
         port = free_port()
         serve = [str(options.vllm_mlx / "bin" / "vllm-mlx"), "serve", str(model)]
         name = ["--served-model-name", "default_model", "--continuous-batching"]
-        commands[OTHERS] = ([*serve, *name, "--port", str(port)], port, blas)
+        # A home of its own: it would find there what an earlier run has kept.
+        env = blas | {"HOME": str(logs)}
+        commands[OTHERS] = ([*serve, *name, "--port", str(port)], port, env)
     servers = []
     for name, (command, port, env) in commands.items():
         if name not in options.skip.split(","):
