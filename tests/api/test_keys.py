@@ -134,7 +134,7 @@ def test_without_a_key_nothing_is_told(
 ) -> None:
     if path == "/health" and method == "POST":
         pytest.skip("an open path, whatever the method")
-    response = guarded.http.request(method, path, headers=headers, json={})
+    response = guarded.http.request(method, guarded.url + path, headers=headers, json={})
     assert response.status_code == 401
     assert response.headers["www-authenticate"].startswith("Bearer")
     body = response.json()
