@@ -83,8 +83,8 @@ def build(config: EngineConfig, link: Link) -> Engine:
         )
         keeper = Keeper(cache, layout, config.checkpoint_every)
     forward = whole
-    if loaded.device == "cpu":
-        forward = Lanes(blas.threads() if blas.threads() <= MOST_LANES else 1).forward
+    if loaded.device == "cpu" and 1 < blas.threads() <= MOST_LANES:
+        forward = Lanes(blas.threads()).forward
     engine = Engine(loaded.model, config, Sampler(chooser), budget, link, guides, keeper, forward)
     link.send(
         Ready(

@@ -10,11 +10,11 @@ nothing else: the lanes go through the layers one shortly behind the other, and 
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 import mlx.core as mx
 
+from millrace.engine.prefill import whole
 from millrace.models import blas
 
 LEAST_PIECE = 24
@@ -28,15 +28,17 @@ class Lanes:
         self._streams = [mx.new_stream(mx.cpu) for _ in range(cores)]
 
     def forward(self, model: Any, chunk: mx.array, caches: list[Any]) -> mx.array:
-        """Run a chunk to its end; its logits are computed when somebody asks for them."""
+        """Run a chunk to its end, unless it is too short to be cut; nobody may need its logits."""
         count = chunk.shape[1]
-        lanes = max(1, min(len(self._streams), count // LEAST_PIECE))
+        lanes = min(len(self._streams), count // LEAST_PIECE)
+        if lanes < 2:
+            return whole(model, chunk, caches)
         piece = min(MOST_PIECE, -(-count // lanes))
         logits = []
-        with blas.one_thread() if lanes > 1 else nullcontext():
+        with blas.one_thread():
             for n, start in enumerate(range(0, count, piece)):
                 with mx.stream(self._streams[n % lanes]):
                     logits.append(model(chunk[:, start : start + piece], cache=caches))
             # All at once: MLX launches little more than it can run, so one by one would wait.
             mx.eval([c.state for c in caches])
-        return logits[0] if len(logits) == 1 else mx.concatenate(logits, axis=1)
+        return mx.concatenate(logits, axis=1)

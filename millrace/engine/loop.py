@@ -252,10 +252,12 @@ class Engine:
         job = jobs[-1]
         begin = time.perf_counter()
         try:
+            # Beside running rows chunks are short, and are launched without waiting for them.
+            forward = whole if self._batch else self._forward
             if len(jobs) > 1:
-                run_together(self._model, jobs, count, self._forward)
+                run_together(self._model, jobs, count, forward)
             else:
-                job.run(self._model, count, self._forward)
+                job.run(self._model, count, forward)
             if not self._batch:
                 # Nobody waits for tokens: wait for a chunk, so that an abort is heard after it.
                 # The one before, if it was another prompt's, so that the device is never idle.
