@@ -295,7 +295,7 @@ def _welcome(name: str, address: tuple[str, int], config: ServeConfig, warning: 
     out.print(
         f"  curl {base}/v1/chat/completions -H 'content-type: application/json'{key} \\\n"
         f'    -d \'{{"messages": [{{"role": "user", '
-        f'"content": "What is the capital of France?"}}]}}\'',
+        f'"content": "What is the capital of France?"}}], "temperature": 0}}\'',
         markup=False,
         soft_wrap=True,
     )
