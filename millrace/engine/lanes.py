@@ -28,7 +28,7 @@ class Lanes:
         self._streams = [mx.new_stream(mx.cpu) for _ in range(cores)]
 
     def forward(self, model: Any, chunk: mx.array, caches: list[Any]) -> mx.array:
-        """Run a chunk to its end, unless it is too short to be cut; nobody may need its logits."""
+        """Run a chunk to its end, unless it is too short to be cut; logits wait to be asked for."""
         count = chunk.shape[1]
         lanes = min(len(self._streams), count // LEAST_PIECE)
         if lanes < 2:

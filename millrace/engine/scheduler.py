@@ -191,7 +191,7 @@ class Scheduler(Generic[T]):
             shared = _shared([t.left for t in (*group, other)])
             if (len(group) + 1) * shared > limit or shared < LEAST_SHARED:
                 continue
-            if len(group) == self._max_running or any(other.resembles(t) for t in group):
+            if any(other.resembles(t) for t in group):
                 continue
             if self._may_start(other, running):
                 self._start(other, running)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -45,8 +47,22 @@ def test_greedy_rows_equal_the_plain_loop(model: Any) -> None:
         assert bench.finish[str(i), 0] == "length"
 
 
-@pytest.mark.parametrize("cores", [1, 2, 3])
-def test_chunks_in_lanes_equal_the_plain_loop(model: Any, cores: int) -> None:
+@pytest.fixture
+def cut(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows with every chunk that is cut."""
+    seen: list[int] = []
+
+    @contextmanager
+    def one_thread() -> Iterator[None]:
+        seen.append(1)
+        yield
+
+    monkeypatch.setattr("millrace.engine.lanes.blas.one_thread", one_thread)
+    return seen
+
+
+@pytest.mark.parametrize("cores", [2, 3])
+def test_chunks_in_lanes_equal_the_plain_loop(model: Any, cores: int, cut: list[int]) -> None:
     dice = random.Random(2)
     lengths = (60, 50, 64, 90, 41, 700, 210, 3)
     prompts = [[dice.randrange(VOCAB) for _ in range(n)] for n in lengths]
@@ -55,10 +71,12 @@ def test_chunks_in_lanes_equal_the_plain_loop(model: Any, cores: int) -> None:
     made = bench.run(submits, turns=2)
     for i, prompt in enumerate(prompts):
         assert made[str(i), 0] == greedy_alone(model, prompt, 9)
+    assert cut
 
 
-def test_prompt_logprobs_in_lanes_are_all_there(model: Any) -> None:
-    (prompt,) = _prompts(1, 300, seed=4)
+def test_prompt_logprobs_in_lanes_are_all_there(model: Any, cut: list[int]) -> None:
+    dice = random.Random(4)
+    prompt = [dice.randrange(VOCAB) for _ in range(300)]
     asked = Submit("a", prompt, [Choice(0, 1)], 2, GREEDY, prompt_logprobs=1)
     told = []
     for forward in (whole, Lanes(2).forward):
@@ -67,6 +85,7 @@ def test_prompt_logprobs_in_lanes_are_all_there(model: Any) -> None:
         told.append([(t.token, t.logprob) for t in bench.prompt_logprobs["a"]])
     assert [t for t, _ in told[1]] == [t for t, _ in told[0]] == prompt[1:]
     assert [p for _, p in told[1]] == pytest.approx([p for _, p in told[0]], abs=1e-4)
+    assert cut
 
 
 def test_sampled_rows_depend_on_their_own_seed_alone(model: Any) -> None:
