@@ -23,7 +23,7 @@ import httpx
 from rich.console import Console
 
 from millrace.bench.lengths import Fixed
-from millrace.bench.workload import Item, Shape, Sizing, generate
+from millrace.bench.workload import Item, Sizing, WorkloadShape, generate
 from millrace.config import home
 from millrace.errors import SetupError
 
@@ -49,12 +49,12 @@ def float32_copy(model: Path) -> Path:
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".making-") as folder:
-        made = Path(folder, "model")
-        command = [sys.executable, str(HERE / "float32.py"), str(model), str(made)]
+        generated = Path(folder, "model")
+        command = [sys.executable, str(HERE / "float32.py"), str(model), str(generated)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise SetupError(f"The float32 copy of {model} could not be made:\n{done.stderr}")
-        shutil.move(made, target)
+        shutil.move(generated, target)
     return target
 
 
@@ -74,7 +74,7 @@ def with_blas(library: str | None) -> dict[str, str]:
 
 def prompts(count: int, tokens: int, max_tokens: int, seed: int, stream: str) -> list[Item]:
     """Prompts for /v1/completions that differ from their first words on."""
-    shape = Shape(
+    shape = WorkloadShape(
         prompt=Fixed(tokens),
         output=Fixed(max_tokens),
         chat=False,

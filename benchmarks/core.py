@@ -276,13 +276,13 @@ def _report(console: Console, measured: Measured) -> None:
                 highlight=False,
             )
     waves = [wave for group in measured.waves.values() for wave in group]
-    made = [tokens for wave in waves for tokens in wave.tokens]
+    generated = [tokens for wave in waves for tokens in wave.tokens]
     sent = [tokens for wave in waves for tokens in wave.prompt_tokens]
-    if made:
+    if generated:
         console.print(
-            f"{len(made)} requests: prompts of {min(sent)} to {max(sent)} tokens, "
-            f"{min(made)} to {max(made)} generated; "
-            f"{sum(n < OUTPUT_TOKENS for n in made)} ended before {OUTPUT_TOKENS}.",
+            f"{len(generated)} requests: prompts of {min(sent)} to {max(sent)} tokens, "
+            f"{min(generated)} to {max(generated)} generated; "
+            f"{sum(n < OUTPUT_TOKENS for n in generated)} ended before {OUTPUT_TOKENS}.",
             highlight=False,
         )
 

@@ -23,13 +23,13 @@ from mlx_lm.models.cache import make_prompt_cache
 from millrace.cache.prefix import PrefixCache
 from millrace.cache.state import Layout
 from millrace.config import EngineConfig
-from millrace.engine.choice import DeviceChooser
-from millrace.engine.keeping import Keeper
-from millrace.engine.link import ThreadLink
+from millrace.engine.cache_use import CacheUse
 from millrace.engine.loop import Engine
 from millrace.engine.measure import cost_of
 from millrace.engine.memory import Budget
 from millrace.engine.sampler import Sampler
+from millrace.engine.sampling import DeviceSampling
+from millrace.engine.transport import ThreadTransport
 from millrace.engine.warmup import warm_up
 from millrace.models.placement import place
 from millrace.protocol import Choice, FromEngine, Sampling, Step, Submit
@@ -74,12 +74,12 @@ def prompts(count: int, length: int, vocab: int) -> list[list[int]]:
     return [[dice.randrange(vocab) for _ in range(length)] for _ in range(count)]
 
 
-def run_raw(model: Any, rows: list[list[int]], made: int) -> dict[str, float]:
-    generator = BatchGenerator(model, max_tokens=made, completion_batch_size=len(rows))
+def run_raw(model: Any, rows: list[list[int]], generated: int) -> dict[str, float]:
+    generator = BatchGenerator(model, max_tokens=generated, completion_batch_size=len(rows))
     begin = time.perf_counter()
-    generator.insert(rows, [made] * len(rows))
+    generator.insert(rows, [generated] * len(rows))
     count, full = 0, None
-    while count < made * len(rows):
+    while count < generated * len(rows):
         _, responses = generator.next()
         count += len(responses)
         if full is None and len(responses) == len(rows):
@@ -94,28 +94,28 @@ class Ours:
         self.count = 0
         self.full: tuple[float, int] | None = None
         self.rows = rows
-        self.link = ThreadLink(self._hear)
+        self.transport = ThreadTransport(self._receive)
         config = EngineConfig(model="random", name="random", max_running=rows, prefill_chunk=2048)
         budget = Budget(cost_of(caches), 100 << 30)
         # The prefix cache is on, as it is by default, and empty: only its cost is in the figure.
         layout = Layout.of(model)
         self.cache = PrefixCache(model, layout, 16 << 30)
-        keeper = Keeper(self.cache, layout, config.checkpoint_every)
-        sampler = Sampler(DeviceChooser())
-        self.engine = Engine(model, config, sampler, budget, self.link, keeper=keeper)
+        cache_use = CacheUse(self.cache, layout, config.checkpoint_every)
+        sampler = Sampler(DeviceSampling())
+        self.engine = Engine(model, config, sampler, budget, self.transport, cache_use=cache_use)
 
-    def _hear(self, message: FromEngine) -> None:
+    def _receive(self, message: FromEngine) -> None:
         if isinstance(message, Step):
             self.count += sum(len(r.tokens) for r in message.rows)
             if self.full is None and len(message.rows) == self.rows:
                 self.full = (time.perf_counter(), self.count)
 
-    def run(self, rows: list[list[int]], made: int, sampling: Sampling) -> dict[str, float]:
+    def run(self, rows: list[list[int]], generated: int, sampling: Sampling) -> dict[str, float]:
         self.count, self.full = 0, None
         self.cache.clear()
         begin = time.perf_counter()
         for i, prompt in enumerate(rows):
-            self.link.put(Submit(str(i), prompt, [Choice(0, i)], made, sampling))
+            self.transport.put(Submit(str(i), prompt, [Choice(0, i)], generated, sampling))
         self.engine.turn()
         while self.engine.busy:
             self.engine.turn()
@@ -139,7 +139,7 @@ def compare(bits: int | None, options: argparse.Namespace) -> dict[str, Any]:
     model = build(config, bits)
     run_raw(model, rows[:8], 4)
     run_raw(model, rows, 4)
-    result["raw"] = run_raw(model, rows, options.made)
+    result["raw"] = run_raw(model, rows, options.generated)
     _say(bits, "raw BatchGenerator", result["raw"])
     begin = time.perf_counter()
     place(model, "auto", "cuda")
@@ -149,11 +149,11 @@ def compare(bits: int | None, options: argparse.Namespace) -> dict[str, Any]:
     result["first"] = ours.run(rows[:1], 2, greedy)
     for name, sampling in (("ours", greedy), ("ours, sampled", drawn)):
         ours.run(rows, 3, sampling)
-        result[name] = ours.run(rows, options.made, sampling)
+        result[name] = ours.run(rows, options.generated, sampling)
         _say(bits, name, result[name])
-    result["one row"] = ours.run(rows[:1], options.made, greedy)
+    result["one row"] = ours.run(rows[:1], options.generated, greedy)
     _say(bits, "ours, one row", result["one row"])
-    result["raw again"] = run_raw(model, rows, options.made)
+    result["raw again"] = run_raw(model, rows, options.generated)
     _say(bits, "raw on our layers", result["raw again"])
     for key in ("tokens_per_s", "decode_tokens_per_s"):
         if key in result["raw"] and key in result["ours"]:
@@ -183,7 +183,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--prompt", type=int, default=512)
-    parser.add_argument("--made", type=int, default=128)
+    parser.add_argument("--made", dest="generated", type=int, default=128)
     parser.add_argument("--only", choices=["bf16", "4bit"])
     parser.add_argument("--small", action="store_true", help="a tiny shape, to try the script")
     parser.add_argument("--json", type=Path)

@@ -43,27 +43,27 @@ class Steps:
 
     def __init__(self, loaded: Any, folder: Path) -> None:
         from millrace.config import EngineConfig
-        from millrace.engine.choice import DeviceChooser, HostChooser
-        from millrace.engine.guide import Guides
-        from millrace.engine.link import ThreadLink
+        from millrace.engine.grammar import Grammars
         from millrace.engine.loop import Engine
         from millrace.engine.measure import cost_of
         from millrace.engine.memory import Budget
         from millrace.engine.sampler import Sampler
+        from millrace.engine.sampling import DeviceSampling, HostSampling
+        from millrace.engine.transport import ThreadTransport
 
         self.seconds: list[float] = []
-        self._link = ThreadLink(self._hear)
-        chooser = HostChooser() if loaded.device == "cpu" else DeviceChooser()
+        self._transport = ThreadTransport(self._receive)
+        backend = HostSampling() if loaded.device == "cpu" else DeviceSampling()
         self._engine = Engine(
             loaded.model,
             EngineConfig(model=str(folder), name="bench", speculate=0, burst=60.0),
-            Sampler(chooser),
+            Sampler(backend),
             Budget(cost_of(loaded.caches), 1 << 34),
-            self._link,
-            Guides(folder, loaded.vocab_size),
+            self._transport,
+            Grammars(folder, loaded.vocab_size),
         )
 
-    def _hear(self, message: FromEngine) -> None:
+    def _receive(self, message: FromEngine) -> None:
         if isinstance(message, Step) and len(message.rows) == ROWS and message.seconds:
             self.seconds.append(message.seconds)
 
@@ -73,7 +73,7 @@ class Steps:
         for i in range(ROWS):
             choice = [Choice(0, i)]
             sampling = Sampling(temperature=1.0, top_p=0.95)
-            self._link.put(
+            self._transport.put(
                 Submit(f"{i}", prompt, choice, MADE, sampling, grammar=grammar, end_ids=ends)
             )
         self._engine.turn()

@@ -22,16 +22,16 @@ def main() -> None:
         wave = json.loads(line)
         ids = [tokenizer.encode(prompt) for prompt in wave["prompts"]]
         start = time.perf_counter()
-        made = dict.fromkeys(generator.insert(ids, [wave["max_tokens"]] * len(ids)), 0)
+        generated = dict.fromkeys(generator.insert(ids, [wave["max_tokens"]] * len(ids)), 0)
         running = len(ids)
         while running:
             for response in generator.next()[1]:
-                made[response.uid] += 1
+                generated[response.uid] += 1
                 running -= response.finish_reason is not None
         seconds = time.perf_counter() - start
         answer = {
             "seconds": seconds,
-            "tokens": list(made.values()),
+            "tokens": list(generated.values()),
             "prompt_tokens": [len(prompt) for prompt in ids],
         }
         print(json.dumps(answer), flush=True)

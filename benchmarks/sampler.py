@@ -135,11 +135,11 @@ def _prompt() -> list[int]:
 
 def _batch(model: Any, device: str, params: tuple[Sampling, ...], caches: list[Any]) -> Batch:
     from millrace.engine.batch import Batch
-    from millrace.engine.choice import DeviceChooser, HostChooser
     from millrace.engine.row import Row
     from millrace.engine.sampler import Sampler
+    from millrace.engine.sampling import DeviceSampling, HostSampling
 
-    batch = Batch(model, Sampler(HostChooser() if device == "cpu" else DeviceChooser()))
+    batch = Batch(model, Sampler(HostSampling() if device == "cpu" else DeviceSampling()))
     for i in range(ROWS):
         request = Submit(str(i), _prompt(), [], 10_000, params[i % len(params)], stop_ids=[2])
         batch.join([Row.of(request, Choice(0, i), 0.0)], caches, _prompt()[-1])

@@ -86,9 +86,9 @@ def _first_answer(server: Child, deadline: float) -> None:
                 time.sleep(0.02)
                 continue
             if answer.status_code == 200:
-                made = answer.json()["usage"]["completion_tokens"]
-                if made != TOKENS:
-                    raise SetupError(f"The first answer has {made} tokens, not {TOKENS}.")
+                generated = answer.json()["usage"]["completion_tokens"]
+                if generated != TOKENS:
+                    raise SetupError(f"The first answer has {generated} tokens, not {TOKENS}.")
                 return
             if answer.status_code != 503:
                 raise server.failed(f"HTTP {answer.status_code}: {answer.text}")

@@ -84,8 +84,8 @@ def wait_written(server: Child, patience: float = 60.0) -> None:
     """Until what millrace's cache holds in memory is on disk, too."""
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
-        told = get(server, "/v1/cache")["models"][0]
-        if told["disk"]["tokens"] >= told["memory"]["tokens"]:
+        reported = get(server, "/v1/cache")["models"][0]
+        if reported["disk"]["tokens"] >= reported["memory"]["tokens"]:
             return
         time.sleep(0.2)
     raise server.failed("the cache was not written to disk.")

@@ -40,7 +40,7 @@ class Choice(msgspec.Struct, omit_defaults=True):
 
     index: int
     seed: int
-    made: list[int] = []
+    generated: list[int] = []
 
 
 class LazyGrammar(msgspec.Struct, frozen=True):
@@ -86,7 +86,7 @@ class Submit(msgspec.Struct, tag="submit", omit_defaults=True):
     thinking: Thinking | None = None
     cache_salt: str = ""
     """State is shared only between requests of the same salt."""
-    borders: list[int] = []
+    boundaries: list[int] = []
     """Prompt lengths at which a message ends: where state that cannot be cut is worth keeping."""
 
 
@@ -133,7 +133,7 @@ class Ready(msgspec.Struct, tag="ready"):
     kv_budget: int
     kv_bytes_per_token: int
     checkpoints: bool = False
-    """Some of the model's state is kept at borders only, so that it helps to be told of them."""
+    """Some of the model's state is kept at boundaries only, so that it helps to be told of them."""
 
 
 class TokenLogprob(msgspec.Struct, array_like=True):
@@ -163,7 +163,7 @@ class PromptLogprobs(msgspec.Struct, array_like=True):
 
 
 HitKind = Literal["exact", "prefix", "checkpoint", "disk", "none"]
-"""All of a prompt but its last token was found; a part of it; state at a border before the end of
+"""All of a prompt but its last token was found; a part of it; state at a boundary before the end of
 what is known; anything that had to be read from disk; nothing."""
 
 

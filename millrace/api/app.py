@@ -7,7 +7,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from millrace.api import errors, gate
+from millrace.api import errors, middleware
 from millrace.api.admin import cache
 from millrace.api.admin import routes as admin
 from millrace.api.anthropic import routes as anthropic
@@ -41,7 +41,7 @@ def create_app(context: Context) -> FastAPI:
         app.include_router(module.router)
     if context.config.engine.strip_volatile:
         app.add_middleware(StrippedHeader)
-    gate.install(app, context.config, context.metrics)
+    middleware.install(app, context.config, context.metrics)
     app.add_exception_handler(MillraceError, errors.respond)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _unexpected)

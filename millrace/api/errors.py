@@ -59,10 +59,10 @@ def anthropic_error(error: MillraceError) -> dict[str, Any]:
         message = (
             f"prompt is too long: {error.prompt_tokens} tokens > {error.window} maximum. {message}"
         )
-    told: dict[str, Any] = {"type": kind, "message": message}
+    reported: dict[str, Any] = {"type": kind, "message": message}
     if error.details is not None:
-        told["details"] = error.details
-    return {"type": "error", "error": told}
+        reported["details"] = error.details
+    return {"type": "error", "error": reported}
 
 
 def ollama_error(error: MillraceError) -> dict[str, Any]:

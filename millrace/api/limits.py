@@ -61,7 +61,7 @@ class Standing:
     """Seconds until the limit is whole again."""
 
 
-class Limits:
+class RateLimits:
     """The buckets of every caller; one who has not been seen for a minute needs none."""
 
     def __init__(

@@ -22,9 +22,9 @@ class StrippedHeader:
         state = scope.setdefault("state", {})
         state["stripped"] = 0
 
-        async def telling(message: Message) -> None:
+        async def reporting(message: Message) -> None:
             if message["type"] == "http.response.start" and (lines := state["stripped"]):
                 MutableHeaders(scope=message)[HEADER] = f"{lines} line{'s' * (lines > 1)}"
             await send(message)
 
-        await self._app(scope, receive, telling)
+        await self._app(scope, receive, reporting)

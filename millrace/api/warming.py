@@ -22,7 +22,7 @@ from millrace.protocol import Sampling
 from millrace.serving.model import Running, ServedModel
 from millrace.serving.request import Request
 from millrace.serving.warming import Line, Talk, Warmed
-from millrace.text.borders import opening
+from millrace.text.message_boundaries import opening
 
 log = logging.getLogger("millrace.api")
 

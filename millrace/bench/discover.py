@@ -11,7 +11,7 @@ import msgspec
 from millrace.bench.load import Wire, headers, send
 from millrace.bench.samples import Target
 from millrace.bench.sse import error_text
-from millrace.bench.workload import Item, Message, Sizing, compose
+from millrace.bench.workload import Item, Sizing, WorkloadMessage, compose
 from millrace.errors import SetupError
 
 _PROBES = (60, 260)
@@ -58,7 +58,7 @@ async def calibrate(http: httpx.AsyncClient, target: Target, wire: Wire, seed: i
     counts = []
     for words in _PROBES:
         text = compose(f"{seed}/calibrate/{words}", words, chat=wire.endpoint == "chat")
-        item = Item(messages=(Message("user", text),), prompt=text, max_tokens=1)
+        item = Item(messages=(WorkloadMessage("user", text),), prompt=text, max_tokens=1)
         sample = await send(http, target, wire, item)
         if sample.failure is not None:
             raise SetupError(

@@ -16,7 +16,7 @@ import httpx
 import msgspec
 
 from millrace.bench.samples import Failure, Sample, Target
-from millrace.bench.sse import DONE, Chunk, Events, Usage, error_text, read_chunk
+from millrace.bench.sse import DONE, Chunk, Events, ReportedUsage, error_text, read_chunk
 from millrace.bench.workload import Item
 
 Endpoint = Literal["chat", "completions"]
@@ -175,7 +175,7 @@ class _Stopwatch:
 
     def __init__(self) -> None:
         self.finish_reason: str | None = None
-        self._usage = Usage()
+        self._usage = ReportedUsage()
         self.ended: float | None = None
         self._texts: list[float] = []
         self._started = time.perf_counter()

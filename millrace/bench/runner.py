@@ -14,18 +14,18 @@ from millrace.bench.discover import calibrate, with_model
 from millrace.bench.interleave import rounds_for, turns
 from millrace.bench.load import Wire, closed_loop, make_client, open_loop
 from millrace.bench.samples import Level, Results, Sample, Target
-from millrace.bench.workload import Item, Shape, generate, poisson, split
+from millrace.bench.workload import Item, WorkloadShape, generate, poisson, split
 from millrace.errors import SetupError
 
 _WARMUP = -1
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     """All that a run is told."""
 
     targets: list[Target]
     levels: list[Level]
-    shape: Shape
+    shape: WorkloadShape
     wire: Wire
     requests: int
     """Per level and target."""
@@ -44,7 +44,7 @@ Watch = Callable[[str, Sample | None], None]
 """Told what is under way, and each sample as it ends."""
 
 
-async def run(plan: Plan, results: Results, watch: Watch) -> None:
+async def run(plan: RunPlan, results: Results, watch: Watch) -> None:
     async with make_client() as http:
         for i, target in enumerate(plan.targets):
             results.targets[i] = await with_model(http, target)
@@ -62,7 +62,7 @@ async def run(plan: Plan, results: Results, watch: Watch) -> None:
 
 
 async def _warm_up(
-    http: httpx.AsyncClient, plan: Plan, shape: Shape, target: Target, watch: Watch
+    http: httpx.AsyncClient, plan: RunPlan, shape: WorkloadShape, target: Target, watch: Watch
 ) -> None:
     """A target that fails every warm-up request would fail the run; say so before it starts."""
     if not plan.warmup:
@@ -90,8 +90,8 @@ async def _warm_up(
 
 async def _measure(
     http: httpx.AsyncClient,
-    plan: Plan,
-    shape: Shape,
+    plan: RunPlan,
+    shape: WorkloadShape,
     index: int,
     level: Level,
     results: Results,
@@ -124,7 +124,7 @@ async def _measure(
             )
 
 
-def _items(plan: Plan, shape: Shape, index: int, level: Level) -> list[Item]:
+def _items(plan: RunPlan, shape: WorkloadShape, index: int, level: Level) -> list[Item]:
     """The level's requests: the same for every target, and other prompts at every level."""
     stream = f"level{index}"
     if plan.trace is not None:

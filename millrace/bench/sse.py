@@ -11,7 +11,7 @@ import msgspec
 DONE = b"[DONE]"
 
 
-class Usage(msgspec.Struct, frozen=True):
+class ReportedUsage(msgspec.Struct, frozen=True):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
@@ -22,7 +22,7 @@ class Chunk(msgspec.Struct, frozen=True):
 
     text: bool = False
     finish_reason: str | None = None
-    usage: Usage | None = None
+    usage: ReportedUsage | None = None
     error: str | None = None
 
 
@@ -125,9 +125,9 @@ def _has_text(choice: _Choice) -> bool:
     return any(function.name or function.arguments for function in calls)
 
 
-def _usage(usage: _Usage) -> Usage:
+def _usage(usage: _Usage) -> ReportedUsage:
     details = usage.prompt_tokens_details
-    return Usage(
+    return ReportedUsage(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         cached_tokens=details.cached_tokens if details else None,

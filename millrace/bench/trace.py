@@ -6,13 +6,13 @@ from pathlib import Path
 
 import msgspec
 
-from millrace.bench.workload import Item, Message
+from millrace.bench.workload import Item, WorkloadMessage
 from millrace.errors import SetupError
 
 
 class _Line(msgspec.Struct):
     max_tokens: int
-    messages: list[Message] | None = None
+    messages: list[WorkloadMessage] | None = None
     prompt: str | None = None
     arrival: float | None = None
 
@@ -53,7 +53,7 @@ def _item(path: Path, number: int, line: str, *, chat: bool) -> Item:
             raise SetupError(f"{where}: messages need --endpoint chat.")
         messages = tuple(entry.messages)
     elif chat:
-        messages = (Message("user", entry.prompt or ""),)
+        messages = (WorkloadMessage("user", entry.prompt or ""),)
     else:
         return Item(prompt=entry.prompt, max_tokens=entry.max_tokens, arrival=entry.arrival)
     return Item(messages=messages, max_tokens=entry.max_tokens, arrival=entry.arrival)

@@ -29,7 +29,7 @@ class Sizing(msgspec.Struct, frozen=True):
         return max(1, round((tokens - self.overhead) / self.tokens_per_word))
 
 
-class Message(msgspec.Struct, frozen=True):
+class WorkloadMessage(msgspec.Struct, frozen=True):
     role: str
     content: str
 
@@ -37,14 +37,14 @@ class Message(msgspec.Struct, frozen=True):
 class Item(msgspec.Struct, frozen=True, kw_only=True):
     """One request: messages, or a raw prompt."""
 
-    messages: tuple[Message, ...] | None = None
+    messages: tuple[WorkloadMessage, ...] | None = None
     prompt: str | None = None
     max_tokens: int
     arrival: float | None = None
     """Seconds after the start of its round; None in a closed loop."""
 
 
-class Shape(msgspec.Struct, frozen=True, kw_only=True):
+class WorkloadShape(msgspec.Struct, frozen=True, kw_only=True):
     """How generated requests look."""
 
     prompt: Length
@@ -55,7 +55,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     sizing: Sizing = Sizing()
 
 
-def generate(shape: Shape, count: int, seed: int, stream: str) -> list[Item]:
+def generate(shape: WorkloadShape, count: int, seed: int, stream: str) -> list[Item]:
     """`count` requests; `stream` keeps levels and warm-up apart, so that no prompt repeats.
 
     The shared prefix depends on the seed alone: it is the same in every stream. All other
@@ -69,14 +69,14 @@ def generate(shape: Shape, count: int, seed: int, stream: str) -> list[Item]:
     return [_item(shape, rng, f"{seed}/{stream}/{i}", prefix) for i in range(count)]
 
 
-def _item(shape: Shape, rng: random.Random, name: str, prefix: str) -> Item:
+def _item(shape: WorkloadShape, rng: random.Random, name: str, prefix: str) -> Item:
     tokens = draw(shape.prompt, rng)
     max_tokens = draw(shape.output, rng)
     shared = prefix if rng.random() < shape.prefix_share else ""
     own = tokens - (shape.prefix_tokens if shared else 0)
     text = shared + compose(name, shape.sizing.words(own), chat=shape.chat)
     if shape.chat:
-        return Item(messages=(Message("user", text),), max_tokens=max_tokens)
+        return Item(messages=(WorkloadMessage("user", text),), max_tokens=max_tokens)
     return Item(prompt=text, max_tokens=max_tokens)
 
 

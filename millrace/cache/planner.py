@@ -22,19 +22,19 @@ class Layers:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RestorePlan:
     at: int
     """Tokens whose state is restored."""
     checkpoint: int | None = None
     """The position of the checkpoint to restore from; beyond `at` it is cut back to it."""
 
 
-NOTHING = Plan(0)
+NOTHING = RestorePlan(0)
 
 
 def plan(
     layers: Layers, known: int, limit: int, passed: Iterable[int], ahead: Iterable[int] = ()
-) -> Plan:
+) -> RestorePlan:
     """The best place to go on from.
 
     `known` tokens of the prompt are in the tree and at most `limit` may be restored (one token is
@@ -43,10 +43,10 @@ def plan(
     """
     most = min(known, limit)
     if not layers.uncut:
-        return Plan(most)
+        return RestorePlan(most)
     best = max((p for p in passed if p <= most), default=0)
     if layers.window is not None and best < most:
         further = [p for p in (*passed, *ahead) if most <= p < layers.window]
         if further:
-            return Plan(most, min(further))
-    return Plan(best, best) if best else NOTHING
+            return RestorePlan(most, min(further))
+    return RestorePlan(best, best) if best else NOTHING

@@ -17,7 +17,7 @@ Part = Literal["segment", "checkpoint"]
 HALF_LIFE = 600.0
 """Seconds without use that halve the worth of a state."""
 ON_THE_WAY = 0.25
-"""A checkpoint between two borders is rarely where a later prompt parts; it is worth less."""
+"""A checkpoint between two boundaries is rarely where a later prompt parts; it is worth less."""
 
 
 def worth(tokens: int, nbytes: int, age: float) -> float:
@@ -40,7 +40,7 @@ def victims(
         age = now - node.used
         if node.checkpoint is not None:
             value = worth(node.end, node.checkpoint.nbytes, age)
-            value *= 1.0 if node.border else ON_THE_WAY
+            value *= 1.0 if node.boundary else ON_THE_WAY
             scored.append((value, node.id, node, "checkpoint"))
         if node.segment is not None:
             scored.append((worth(node.end, node.nbytes, age), node.id, node, "segment"))

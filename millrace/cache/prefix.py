@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from millrace.cache.disk import DiskTier, Dropped, Loaded, Stored, Trouble
-from millrace.cache.planner import Plan, plan
+from millrace.cache.disk import DiskTier, Dropped, PayloadsRead, Stored, Trouble
+from millrace.cache.planner import RestorePlan, plan
 from millrace.cache.policy import Part, victims
 from millrace.cache.state import (
     KVSegment,
@@ -44,7 +44,7 @@ WRITE_AHEAD = 64 << 20
 KVNode = Node[KVSegment, StateCheckpoint]
 
 
-class Source(Protocol):
+class StateSource(Protocol):
     """Whose state is to be kept: a row by itself, or one of a batch."""
 
     def segment(self, start: int, end: int, pack: bool) -> KVSegment: ...
@@ -165,7 +165,7 @@ class PrefixCache:
         return Restored(caches, best.at, hit)
 
     def keep(
-        self, salt: str, tokens: Sequence[int], source: Source, *, state: bool, border: bool
+        self, salt: str, tokens: Sequence[int], source: StateSource, *, state: bool, boundary: bool
     ) -> int:
         """Keep the state after `tokens`; returns how many of them were not known before.
 
@@ -191,15 +191,17 @@ class PrefixCache:
             mx.async_eval(segment.arrays)
             self._unwritten[node.id] = now
         if state and self._layout.rest and not node.has_checkpoint:
-            self._keep_checkpoint(node, source, border, now)
-        node.border |= border
+            self._keep_checkpoint(node, source, boundary, now)
+        node.boundary |= boundary
         return len(tokens) - found.length
 
-    def _keep_checkpoint(self, node: KVNode, source: Source, border: bool, now: float) -> None:
+    def _keep_checkpoint(
+        self, node: KVNode, source: StateSource, boundary: bool, now: float
+    ) -> None:
         checkpoint = source.checkpoint()
         node.pins += 1
         if self._make_room(checkpoint.nbytes):
-            self._tree.set_checkpoint(node, checkpoint, border)
+            self._tree.set_checkpoint(node, checkpoint, boundary)
             self._unwritten[node.id] = now
         node.pins -= 1
 
@@ -209,7 +211,7 @@ class PrefixCache:
             return None
         for event in self._disk.poll():
             match event:
-                case Loaded():
+                case PayloadsRead():
                     self._loaded(event)
                 case Stored(node=id, checkpoint=checkpoint):
                     if node := self._tree.nodes.get(id):
@@ -221,7 +223,7 @@ class PrefixCache:
                     self._problem = text
         now = self._clock()
         wait = WRITE_AFTER if idle else WRITE_BUSY
-        due = [id for id, made in self._unwritten.items() if now - made >= wait]
+        due = [id for id, created in self._unwritten.items() if now - created >= wait]
         for id in due:
             if self._disk.backlog > WRITE_AHEAD:
                 return 0.05
@@ -284,7 +286,7 @@ class PrefixCache:
 
     def _plan(
         self, salt: str, tokens: Sequence[int], *, memory_only: bool
-    ) -> tuple[Match[KVSegment, StateCheckpoint], Plan]:
+    ) -> tuple[Match[KVSegment, StateCheckpoint], RestorePlan]:
         found = self._tree.match(salt, tokens[:-1])
         if memory_only:
             found = _in_memory(found)
@@ -297,7 +299,7 @@ class PrefixCache:
         limit = len(tokens) - 1
         return found, plan(self._layout.needs, found.length, limit, passed, ahead)
 
-    def _holder(self, found: Match[KVSegment, StateCheckpoint], best: Plan) -> KVNode | None:
+    def _holder(self, found: Match[KVSegment, StateCheckpoint], best: RestorePlan) -> KVNode | None:
         """The node with the plan's checkpoint."""
         if best.checkpoint is None:
             return None
@@ -308,7 +310,7 @@ class PrefixCache:
         return next(n for n in below if n.end == best.checkpoint and n.has_checkpoint)
 
     def _kind(
-        self, found: Match[KVSegment, StateCheckpoint], best: Plan, length: int, read: int
+        self, found: Match[KVSegment, StateCheckpoint], best: RestorePlan, length: int, read: int
     ) -> HitKind:
         if read:
             return "disk"
@@ -374,7 +376,7 @@ class PrefixCache:
             node = self._tree.attach(parent, stored.tokens, None, now - age, id=stored.id)
             node.stored = True
             node.checkpoint_stored = stored.checkpoint is not None
-            node.border = node.checkpoint_stored
+            node.boundary = node.checkpoint_stored
             if not self._layout.cuttable:
                 self._tree.fill(node, KVSegment([], len(node.tokens)))
 
@@ -394,8 +396,8 @@ class PrefixCache:
             self._unwritten.pop(id, None)
             return
         for each in node.line():
-            made = self._unwritten.pop(each.id, None)
-            if made is not None or not each.stored:
+            created = self._unwritten.pop(each.id, None)
+            if created is not None or not each.stored:
                 self._write(each)
 
     def _write(self, node: KVNode) -> None:
@@ -414,7 +416,7 @@ class PrefixCache:
         self._disk.put(node.id, node.parent.id, salt, node.tokens, segment, checkpoint)
         node.stored = True
 
-    def _loaded(self, event: Loaded) -> None:
+    def _loaded(self, event: PayloadsRead) -> None:
         ticket = self._tickets.pop(event.ticket, None)
         if ticket is None:
             return
@@ -430,7 +432,7 @@ class PrefixCache:
             if checkpoint is not None and node.checkpoint is None:
                 state = checkpoint_from(checkpoint)
                 if self._make_room(state.nbytes):
-                    self._tree.set_checkpoint(node, state, node.border)
+                    self._tree.set_checkpoint(node, state, node.boundary)
                     ticket.tokens = max(ticket.tokens, node.end)
         for node in ticket.nodes:
             node.pins -= 1

@@ -55,7 +55,7 @@ class Node(Generic[S, C]):
     stored: bool = False
     """The segment is on disk."""
     checkpoint_stored: bool = False
-    border: bool = False
+    boundary: bool = False
     """The checkpoint is at the end of a message, a prompt or an answer, not just on the way."""
 
     @property
@@ -193,10 +193,10 @@ class Tree(Generic[S, C]):
             self._on_split(node, upper)
         return upper
 
-    def set_checkpoint(self, node: Node[S, C], checkpoint: C, border: bool) -> None:
+    def set_checkpoint(self, node: Node[S, C], checkpoint: C, boundary: bool) -> None:
         self.drop_checkpoint(node)
         node.checkpoint = checkpoint
-        node.border |= border
+        node.boundary |= boundary
         self.nbytes += checkpoint.nbytes
 
     def drop_checkpoint(self, node: Node[S, C]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 if TYPE_CHECKING:
-    from millrace.bench.runner import Plan
+    from millrace.bench.runner import RunPlan
     from millrace.bench.samples import Level, Results
     from millrace.bench.stats import Slo
     from millrace.bench.workload import Item
@@ -118,10 +118,10 @@ def bench(
     from millrace.bench.lengths import parse_length
     from millrace.bench.load import Wire
     from millrace.bench.options import parse_duration, parse_prefix, parse_targets
-    from millrace.bench.runner import Plan
+    from millrace.bench.runner import RunPlan
     from millrace.bench.stats import Slo
     from millrace.bench.trace import read_trace
-    from millrace.bench.workload import Shape
+    from millrace.bench.workload import WorkloadShape
 
     if plot is not None:
         from millrace.bench.plot import check_plot
@@ -135,10 +135,10 @@ def bench(
         itl=parse_duration("--slo-itl", slo_itl),
         e2e=parse_duration("--slo-e2e", slo_e2e),
     )
-    plan = Plan(
+    plan = RunPlan(
         targets=parse_targets(target or [_DEFAULT_TARGET], model or [], api_key or []),
         levels=_levels(clients, rate, items),
-        shape=Shape(
+        shape=WorkloadShape(
             prompt=parse_length("--prompt-tokens", prompt_tokens),
             output=parse_length("--output-tokens", output_tokens),
             prefix_tokens=prefix_tokens,
@@ -179,7 +179,7 @@ def _count(requests: int | None, trace: list[Item] | None) -> int:
     return min(requests or len(trace), len(trace))
 
 
-def _run(plan: Plan) -> tuple[Results, bool]:
+def _run(plan: RunPlan) -> tuple[Results, bool]:
     """The run under a progress bar; Ctrl-C ends it and keeps what was gathered."""
     import asyncio
 
@@ -210,7 +210,7 @@ def _run(plan: Plan) -> tuple[Results, bool]:
 
 
 def _show(
-    plan: Plan,
+    plan: RunPlan,
     results: Results,
     slo: Slo,
     *,

@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from millrace.cli.conversation import Conversation, Event, Reply, Usage, figures, printable
+from millrace.cli.conversation import (
+    Event,
+    Reply,
+    ReplyUsage,
+    SavedConversation,
+    figures,
+    printable,
+)
 from millrace.errors import EngineUnavailable, MillraceError, RequestFailed, SetupError
 
 if TYPE_CHECKING:
@@ -65,7 +72,7 @@ def chat(
     for name in ("SIGTERM", "SIGHUP"):
         if (number := getattr(signal, name, None)) is not None:
             signal.signal(number, leave)
-    conversation = Conversation(system=system, temperature=temperature, max_tokens=max_tokens)
+    conversation = SavedConversation(system=system, temperature=temperature, max_tokens=max_tokens)
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(_connect(model, url, api_key))
         stack.enter_context(_line_editing())
@@ -252,12 +259,12 @@ class Server:
 class Terminal:
     """Reads lines and prints answers; prompts and figures only where a person sits."""
 
-    def __init__(self, server: Server, conversation: Conversation, console: Console) -> None:
+    def __init__(self, server: Server, conversation: SavedConversation, console: Console) -> None:
         self.server = server
         self.conversation = conversation
         self.console = console
         self.interactive = sys.stdin.isatty()
-        self.used = Usage()
+        self.used = ReplyUsage()
 
     def run(self) -> None:
         if self.interactive:
@@ -305,14 +312,16 @@ class Terminal:
                     self._say(f"Saved to {path}.")
                 case "load":
                     path = Path(reply.argument).expanduser()
-                    self.conversation = msgspec.json.decode(path.read_bytes(), type=Conversation)
+                    self.conversation = msgspec.json.decode(
+                        path.read_bytes(), type=SavedConversation
+                    )
                     self._say(f"{len(self.conversation.messages)} messages are back.")
                 case "model":
                     self.server.model = reply.argument or self.server.model
                     self._say(f"{self.server.model} (served: {', '.join(self.server.models())})")
                 case "tokens":
-                    prompt, made = self.used.prompt_tokens, self.used.completion_tokens
-                    self._say(f"{prompt} tokens read and {made} made in this session.")
+                    prompt, generated = self.used.prompt_tokens, self.used.completion_tokens
+                    self._say(f"{prompt} tokens read and {generated} made in this session.")
         except OSError as error:
             self._say(f"{reply.argument} cannot be used: {error.strerror or error}")
         except msgspec.MsgspecError:
@@ -322,7 +331,7 @@ class Terminal:
         return reply.action != "quit"
 
     def _answer(self) -> None:
-        text, usage, finish, start, first = "", Usage(), "", time.monotonic(), 0.0
+        text, usage, finish, start, first = "", ReplyUsage(), "", time.monotonic(), 0.0
         thinking = False
         events = self.server.stream(self.conversation.payload(self.server.model))
         try:

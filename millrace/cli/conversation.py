@@ -27,7 +27,7 @@ _NUMBERS: dict[str, tuple[str, type[int] | type[float], float, float]] = {
 }
 
 
-class Message(msgspec.Struct):
+class SavedMessage(msgspec.Struct):
     role: Literal["user", "assistant"]
     content: str
 
@@ -40,23 +40,23 @@ class Reply(msgspec.Struct, frozen=True):
     argument: str = ""
 
 
-class Conversation(msgspec.Struct):
+class SavedConversation(msgspec.Struct):
     """The turns so far and the settings they are asked with. Saved as it is, in JSON."""
 
     system: str | None = None
     temperature: float | None = None
     top_p: float | None = None
     max_tokens: int | None = None
-    messages: list[Message] = []
+    messages: list[SavedMessage] = []
 
     def ask(self, text: str) -> None:
         """Add a question, in place of one that never got an answer."""
         if self.messages and self.messages[-1].role == "user":
             self.messages.pop()
-        self.messages.append(Message("user", text))
+        self.messages.append(SavedMessage("user", text))
 
     def answer(self, text: str) -> None:
-        self.messages.append(Message("assistant", text))
+        self.messages.append(SavedMessage("assistant", text))
 
     def payload(self, model: str | None) -> dict[str, Any]:
         """The body of a streamed chat completion."""
@@ -125,7 +125,7 @@ class Conversation(msgspec.Struct):
         return Reply(action="ask") if self.messages else Reply("There is nothing to answer yet.")
 
 
-class Usage(msgspec.Struct):
+class ReplyUsage(msgspec.Struct):
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
@@ -144,7 +144,7 @@ class Event(msgspec.Struct):
     """One chunk of a streamed chat completion, as far as a terminal needs it."""
 
     choices: list[_Choice] = []
-    usage: Usage | None = None
+    usage: ReplyUsage | None = None
     error: msgspec.Raw = msgspec.Raw()
 
     def pieces(self) -> Iterator[tuple[str, bool]]:
@@ -156,12 +156,12 @@ class Event(msgspec.Struct):
                 yield delta.content, False
 
 
-def figures(usage: Usage, wait: float, run: float, finish: str) -> str:
+def figures(usage: ReplyUsage, wait: float, run: float, finish: str) -> str:
     """The line under an answer."""
-    made = usage.completion_tokens
+    generated = usage.completion_tokens
     parts = [f"first token after {wait:.2f} s"]
-    if made > 1 and run > 0:
-        parts.insert(0, f"{made} tokens, {(made - 1) / run:.1f} tokens/s")
+    if generated > 1 and run > 0:
+        parts.insert(0, f"{generated} tokens, {(generated - 1) / run:.1f} tokens/s")
     if usage.prompt_tokens:
         parts.append(f"prompt {usage.prompt_tokens} tokens")
     if finish in ("length", "stopped"):

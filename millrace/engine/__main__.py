@@ -16,7 +16,7 @@ import msgspec
 from millrace import logs
 from millrace.config import EngineConfig
 from millrace.engine.build import build
-from millrace.engine.link import SocketLink
+from millrace.engine.transport import SocketTransport
 from millrace.errors import MillraceError
 from millrace.protocol import Failed, Loading
 
@@ -29,16 +29,16 @@ def main() -> None:
     logs.setup(config.log_level, config.log_format)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_front, daemon=True).start()
-    link = SocketLink(address)
-    link.send(Loading("starting"))
+    transport = SocketTransport(address)
+    transport.send(Loading("starting"))
     try:
-        engine = build(config, link)
+        engine = build(config, transport)
     except MillraceError as error:
-        link.send(Failed(error.code, error.message))
-        link.close()
+        transport.send(Failed(error.code, error.message))
+        transport.close()
         sys.exit(EXIT_CANNOT_START)
     engine.run()
-    link.close()
+    transport.close()
 
 
 def _end_with_front() -> None:

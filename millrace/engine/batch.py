@@ -115,10 +115,10 @@ class Batch:
         """Whether every layer can take back tokens that turn out wrong."""
         return all(isinstance(c, SlotKVCache) for c in self._caches)
 
-    def in_flight(self) -> InFlight:
+    def in_flight(self) -> PendingDraws:
         """The draws that the host has not read; stays good when rows join or leave."""
         draw, self._draw = self._draw, None
-        return InFlight(list(self.rows), draw)
+        return PendingDraws(list(self.rows), draw)
 
     def forward(self, guesses: Sequence[Sequence[int]] = ()) -> None:
         """Launch the model on every row's last token, and on what is guessed to follow it."""
@@ -187,7 +187,7 @@ class Settled(NamedTuple):
     """Of the first token, for rows that ask: those guess nothing."""
 
 
-class InFlight:
+class PendingDraws:
     """Tokens drawn on the device, with the rows they belong to."""
 
     def __init__(self, rows: list[Row], draw: Draw | None) -> None:

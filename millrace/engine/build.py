@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from millrace.config import EngineConfig, home
-from millrace.engine.link import Link
+from millrace.engine.transport import Transport
 from millrace.models import blas
 from millrace.protocol import Loading, Ready
 
@@ -36,35 +36,35 @@ CPU_AHEAD = 8
 """The most tokens guessed ahead there."""
 
 
-def build(config: EngineConfig, link: Link) -> Engine:
+def build(config: EngineConfig, transport: Transport) -> Engine:
     """Load the model and say ready. Raises ModelError when it cannot be loaded."""
     # Before anything imports mlx.core: a BLAS loaded later is not used.
     blas.prepare()
-    link.send(Loading("loading the model"))
+    transport.send(Loading("loading the model"))
 
     from millrace.cache.prefix import PrefixCache
     from millrace.cache.state import Layout
-    from millrace.engine.choice import Chooser, DeviceChooser, HostChooser
-    from millrace.engine.guide import Guides
-    from millrace.engine.keeping import Keeper
-    from millrace.engine.lanes import Lanes
+    from millrace.engine.cache_use import CacheUse
+    from millrace.engine.cpu_pipeline import CpuPipeline
+    from millrace.engine.grammar import Grammars
     from millrace.engine.loop import Engine
     from millrace.engine.measure import cost_of
     from millrace.engine.memory import Budget
     from millrace.engine.prefill import whole
     from millrace.engine.sampler import Sampler
+    from millrace.engine.sampling import DeviceSampling, HostSampling, SamplingBackend
     from millrace.engine.warmup import warm_up
     from millrace.models.load import load
 
     loaded = load(config)
-    chooser: Chooser = HostChooser() if loaded.device == "cpu" else DeviceChooser()
+    backend: SamplingBackend = HostSampling() if loaded.device == "cpu" else DeviceSampling()
     spare = int(0.8 * (loaded.memory - loaded.weight_bytes))
     cached = config.cache_memory or max(_LEAST_CACHE, int(CACHE_SHARE * spare))
     rest = spare - cached if config.cache else spare
     budget = Budget(cost_of(loaded.caches), config.kv_memory or max(_LEAST_KV_MEMORY, rest))
-    guides = Guides(Path(config.model), loaded.vocab_size)
+    grammars = Grammars(Path(config.model), loaded.vocab_size)
     if loaded.device != "cpu":
-        link.send(Loading("compiling kernels"))
+        transport.send(Loading("compiling kernels"))
         warm_up(loaded.model, min(config.max_running, 64), config.prefill_chunk or GPU_CHUNK)
     chunk = config.prefill_chunk or (CPU_CHUNK if loaded.device == "cpu" else GPU_CHUNK)
     ahead = config.speculate
@@ -74,19 +74,21 @@ def build(config: EngineConfig, link: Link) -> Engine:
     config = msgspec.structs.replace(config, prefill_chunk=chunk, speculate=ahead)
     if loaded.device == "cpu":
         config = msgspec.structs.replace(config, burst=CPU_BURST)
-    keeper = None
+    cache_use = None
     layout = Layout.of(loaded.model)
     if config.cache:
         disk, problem = _disk(config, layout, loaded.dtype)
         cache = PrefixCache(
             loaded.model, layout, cached, disk, pack=config.cache_quant, problem=problem
         )
-        keeper = Keeper(cache, layout, config.checkpoint_every)
+        cache_use = CacheUse(cache, layout, config.checkpoint_every)
     forward = whole
     if loaded.device == "cpu" and 1 < blas.threads() <= MOST_LANES:
-        forward = Lanes(blas.threads()).forward
-    engine = Engine(loaded.model, config, Sampler(chooser), budget, link, guides, keeper, forward)
-    link.send(
+        forward = CpuPipeline(blas.threads()).forward
+    engine = Engine(
+        loaded.model, config, Sampler(backend), budget, transport, grammars, cache_use, forward
+    )
+    transport.send(
         Ready(
             context=loaded.context,
             device=loaded.device,
@@ -96,7 +98,7 @@ def build(config: EngineConfig, link: Link) -> Engine:
             weight_bytes=loaded.weight_bytes,
             kv_budget=budget.limit,
             kv_bytes_per_token=budget.row(1024) // 1024,
-            checkpoints=keeper is not None and layout.needs.uncut,
+            checkpoints=cache_use is not None and layout.needs.uncut,
         )
     )
     return engine

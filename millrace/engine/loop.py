@@ -14,17 +14,17 @@ from typing import Any
 from mlx_lm.models.cache import make_prompt_cache
 
 from millrace.config import EngineConfig
-from millrace.engine.batch import Batch, InFlight
-from millrace.engine.guide import Guides
-from millrace.engine.keeping import Keeper
-from millrace.engine.link import Link
+from millrace.engine.batch import Batch, PendingDraws
+from millrace.engine.cache_use import CacheUse
+from millrace.engine.grammar import Grammars
+from millrace.engine.latency_model import LatencyModel
 from millrace.engine.memory import Budget
-from millrace.engine.pace import Pace
 from millrace.engine.prefill import Forward, Job, groupable, job_of, jobs_of, run_together, whole
 from millrace.engine.row import Row
 from millrace.engine.sampler import Sampler
 from millrace.engine.scheduler import Scheduler
 from millrace.engine.speculation import Speculation
+from millrace.engine.transport import Transport
 from millrace.protocol import (
     Abort,
     AbortChoice,
@@ -58,25 +58,27 @@ class Engine:
         config: EngineConfig,
         sampler: Sampler,
         budget: Budget,
-        link: Link,
-        guides: Guides | None = None,
-        keeper: Keeper | None = None,
+        transport: Transport,
+        grammars: Grammars | None = None,
+        cache_use: CacheUse | None = None,
         forward: Forward = whole,
     ) -> None:
         self._model = model
-        self._keeper = keeper
-        self._link = link
+        self._cache_use = cache_use
+        self._transport = transport
         self._budget = budget
-        self._guides = guides
+        self._grammars = grammars
         self._batch = Batch(model, sampler)
-        self._pace = Pace(config.prefill_chunk or 512, config.max_stall)
+        self._latency = LatencyModel(config.prefill_chunk or 512, config.max_stall)
         self._forward = forward
         self._scheduler: Scheduler[Job] = Scheduler(
-            config.max_running, self._pace, budget, self._begin, config.burst
+            config.max_running, self._latency, budget, self._begin, config.burst
         )
         self._begun: list[Job] = []
         """Prompts that have started since the last message."""
-        self._speculation = Speculation(config.speculate, self._pace) if config.speculate else None
+        self._speculation = (
+            Speculation(config.speculate, self._latency) if config.speculate else None
+        )
         self._launched = 0
         """Tokens of the step in flight, guesses included."""
         self._groupable = groupable(make_prompt_cache(model))
@@ -90,8 +92,8 @@ class Engine:
     def run(self) -> None:
         while not self._stopping:
             self.turn()
-        if self._keeper is not None:
-            self._keeper.cache.close(CLOSING_SECONDS)
+        if self._cache_use is not None:
+            self._cache_use.cache.close(CLOSING_SECONDS)
 
     @property
     def busy(self) -> bool:
@@ -103,8 +105,8 @@ class Engine:
         return self._batch.nbytes + held
 
     def turn(self) -> None:
-        for message in self._link.receive(self._wait()):
-            self._hear(message)
+        for message in self._transport.receive(self._wait()):
+            self._receive(message)
         if self._stopping:
             return
         step = Step()
@@ -131,10 +133,10 @@ class Engine:
         if step.rows or step.prefilled or step.prompt_logprobs:
             step.running = len(self._batch)
             step.kv_bytes = self.kv_bytes
-            if self._keeper is not None:
-                step.cache_bytes = self._keeper.cache.nbytes
-                step.cache_disk_bytes = self._keeper.cache.disk_bytes
-            self._link.send(step)
+            if self._cache_use is not None:
+                step.cache_bytes = self._cache_use.cache.nbytes
+                step.cache_disk_bytes = self._cache_use.cache.disk_bytes
+            self._transport.send(step)
 
     @property
     def _settles(self) -> bool:
@@ -157,16 +159,18 @@ class Engine:
             if not row.gone:
                 if self._speculation is not None:
                     self._speculation.confirmed(row, guessed, len(tokens) - 1)
-                self._heard(step, row, tokens, logprob)
+                self._received(step, row, tokens, logprob)
         self._measure(step)
 
-    def _take(self, step: Step, in_flight: InFlight) -> None:
+    def _take(self, step: Step, in_flight: PendingDraws) -> None:
         """Read what was drawn, one token a row."""
         for row, token, logprob in in_flight.read():
-            self._heard(step, row, [token], logprob)
+            self._received(step, row, [token], logprob)
         self._measure(step)
 
-    def _heard(self, step: Step, row: Row, tokens: list[int], logprob: TokenLogprob | None) -> None:
+    def _received(
+        self, step: Step, row: Row, tokens: list[int], logprob: TokenLogprob | None
+    ) -> None:
         """A row has made tokens; those after its end do not count."""
         kept: list[int] = []
         finish: FinishReason | None = None
@@ -179,13 +183,13 @@ class Engine:
         if row.problem is not None:
             self._stop(row, row.problem)
             return
-        told = [logprob] if logprob else []
-        step.rows.append(RowTokens(row.request.id, row.choice, kept, finish, told))
+        reported = [logprob] if logprob else []
+        step.rows.append(RowTokens(row.request.id, row.choice, kept, finish, reported))
 
     def _wait(self) -> float | None:
         """How long to wait for messages: not at all while there is work."""
         idle = not self.busy
-        again = self._keeper.cache.tick(idle=idle) if self._keeper else None
+        again = self._cache_use.cache.tick(idle=idle) if self._cache_use else None
         if idle:
             return again
         return DISK_WAIT if not self._batch and self._scheduler.stuck else 0.0
@@ -194,13 +198,13 @@ class Engine:
         return [r.length for r in self._batch.rows if not r.gone]
 
     def _queue(self, job: Job) -> None:
-        if self._keeper is not None:
-            self._keeper.expect(job)
+        if self._cache_use is not None:
+            self._cache_use.expect(job)
         self._scheduler.add(job)
 
     def _begin(self, job: Job) -> None:
-        if self._keeper is not None:
-            self._keeper.begin(job)
+        if self._cache_use is not None:
+            self._cache_use.begin(job)
             self._begun.append(job)
 
     def _leave(self) -> list[Row]:
@@ -213,8 +217,8 @@ class Engine:
         for i in victims:
             log.info("request %s gives way: the key-value memory is full", batch.rows[i].request.id)
         for i in sorted(leaving | set(victims)):
-            if self._keeper is not None:
-                self._keeper.row(batch, i)
+            if self._cache_use is not None:
+                self._cache_use.row(batch, i)
         pre_empted = [batch.rows[i] for i in victims]
         batch.drop(leaving | set(victims))
         return pre_empted
@@ -232,13 +236,13 @@ class Engine:
             extra = 0.0
             if self._speculation is not None:
                 extra = self._speculation.extra(self._launched, rows)
-                self._pace.saw_guesses(extra)
+                self._latency.saw_guesses(extra)
             if tokens := max(self._chunks):
-                self._pace.saw_gap(rows, tokens, step.seconds - extra)
+                self._latency.saw_gap(rows, tokens, step.seconds - extra)
             elif self._speculation is not None and self._launched > rows:
                 self._speculation.saw_step(self._launched, step.seconds)
             else:
-                self._pace.saw_step(rows, step.seconds)
+                self._latency.saw_step(rows, step.seconds)
         self._last_read = now if step.rows else None
 
     def _prefill(self, step: Step) -> None:
@@ -262,7 +266,7 @@ class Engine:
                 # Nobody waits for tokens: wait for a chunk, so that an abort is heard after it.
                 # The one before, if it was another prompt's, so that the device is never idle.
                 (job if self._last_job is job else self._last_job or job).wait()
-                self._pace.saw_chunk(count * len(jobs), time.perf_counter() - begin)
+                self._latency.saw_chunk(count * len(jobs), time.perf_counter() - begin)
             self._last_job = None if self._batch else job
         except Exception as error:  # whatever a model raises fails this request alone
             log.exception("prefill of %s failed", [j.request.id for j in jobs])
@@ -271,13 +275,13 @@ class Engine:
                 self._fail(failed, "request_failed", f"The prompt could not be run: {error}")
             return
         for ran in jobs:
-            if self._keeper is not None:
-                self._keeper.ran(ran)
+            if self._cache_use is not None:
+                self._cache_use.ran(ran)
             step.prefilled.append(_progress(ran))
         if job.wants_logprobs and not job.left:
             step.prompt_logprobs.append(PromptLogprobs(job.request.id, job.logprobs))
 
-    def _hear(self, message: ToEngine) -> None:
+    def _receive(self, message: ToEngine) -> None:
         match message:
             case Submit():
                 self._submit(message)
@@ -286,16 +290,16 @@ class Engine:
             case AbortChoice(id=id, choice=choice):
                 self._abort(id, choice)
             case CacheQuery():
-                self._link.send(self._report(message))
+                self._transport.send(self._report(message))
             case Shutdown():
                 self._stopping = True
 
     def _submit(self, request: Submit) -> None:
         try:
-            jobs = jobs_of(request, time.monotonic(), self._guides, self._groupable)
+            jobs = jobs_of(request, time.monotonic(), self._grammars, self._groupable)
         except Exception as error:  # a parameter that cannot be prepared fails its own request
             log.exception("request %s cannot be prepared", request.id)
-            self._link.send(Failed("invalid_request", str(error), request.id))
+            self._transport.send(Failed("invalid_request", str(error), request.id))
             return
         needed = self._budget.row(max(job.length for job in jobs) + 1)
         if needed > self._budget.limit:
@@ -303,25 +307,25 @@ class Engine:
                 f"The prompt needs {needed >> 20} MiB of key-value memory and the budget is "
                 f"{self._budget.limit >> 20} MiB. Shorten it, or raise --kv-memory."
             )
-            self._link.send(Failed("invalid_request", text, request.id))
+            self._transport.send(Failed("invalid_request", text, request.id))
             return
         for job in jobs:
             self._queue(job)
 
     def _report(self, query: CacheQuery) -> CacheReport:
-        if self._keeper is None:
+        if self._cache_use is None:
             return CacheReport(query.id, False, TierReport(0), None, {})
         if query.clear:
-            self._keeper.cache.clear()
-        return self._keeper.cache.report(query.id)
+            self._cache_use.cache.clear()
+        return self._cache_use.cache.report(query.id)
 
     def _stop(self, row: Row, problem: str) -> None:
         self._abort(row.request.id, None)
-        self._link.send(Failed("request_failed", problem, row.request.id))
+        self._transport.send(Failed("request_failed", problem, row.request.id))
 
     def _fail(self, job: Job, code: str, text: str) -> None:
         self._abort(job.request.id, None)
-        self._link.send(Failed(code, text, job.request.id))
+        self._transport.send(Failed(code, text, job.request.id))
 
     def _abort(self, id: str, choice: int | None) -> None:
         for row in self._batch.rows:
@@ -331,8 +335,8 @@ class Engine:
             job.rows = [r for r in job.rows if choice not in (None, r.choice)]
             if not job.rows:
                 self._scheduler.discard(job)
-                if self._keeper is not None:
-                    self._keeper.dropped(job)
+                if self._cache_use is not None:
+                    self._cache_use.dropped(job)
 
 
 def _progress(job: Job) -> Prefilled:

@@ -6,10 +6,10 @@ from typing import Any
 
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
-from millrace.engine.memory import Cost
+from millrace.engine.memory import StateCost
 
 
-def cost_of(caches: list[Any]) -> Cost:
+def cost_of(caches: list[Any]) -> StateCost:
     """From the caches of a prompt that has been run."""
     per_token, flat = 0, 0
     windowed: list[tuple[int, int]] = []
@@ -22,7 +22,7 @@ def cost_of(caches: list[Any]) -> Cost:
             flat += cache.nbytes
         else:
             per_token += cache.nbytes
-    return Cost(per_token, tuple(windowed), flat)
+    return StateCost(per_token, tuple(windowed), flat)
 
 
 def _leaves(caches: list[Any]) -> list[Any]:

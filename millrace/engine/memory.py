@@ -13,7 +13,7 @@ STEP = 256
 
 
 @dataclass(frozen=True)
-class Cost:
+class StateCost:
     """Bytes of one row's state: so much per token, so much per token up to a window, so much flat."""
 
     per_token: int
@@ -29,7 +29,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Budget:
-    cost: Cost
+    cost: StateCost
     limit: int
 
     def row(self, length: int) -> int:

@@ -14,7 +14,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from millrace.cache.prefix import Ticket
-from millrace.engine.guide import Guides
+from millrace.engine.grammar import Grammars
 from millrace.engine.logprobs import Logprobs
 from millrace.engine.row import Row
 from millrace.protocol import HitKind, Submit, TokenLogprob
@@ -105,7 +105,7 @@ class Job:
 
     @property
     def wants_logprobs(self) -> bool:
-        return self.request.prompt_logprobs is not None and not self.rows[0].made
+        return self.request.prompt_logprobs is not None and not self.rows[0].generated
 
     def open(self, model: Any) -> None:
         """Make the cache that the prompt runs on."""
@@ -162,15 +162,17 @@ def _row(shared: KVCache, index: int, length: int) -> KVCache:
 
 
 def jobs_of(
-    request: Submit, now: float, guides: Guides | None = None, groupable: bool = False
+    request: Submit, now: float, grammars: Grammars | None = None, groupable: bool = False
 ) -> list[Job]:
     """A request's choices, grouped by what they have already made: usually one job."""
     groups: dict[tuple[int, ...], list[Row]] = {}
     for choice in request.choices:
-        groups.setdefault(tuple(choice.made), []).append(Row.of(request, choice, now, guides))
+        groups.setdefault(tuple(choice.generated), []).append(
+            Row.of(request, choice, now, grammars)
+        )
     return [
-        Job(request, rows, [*request.prompt, *made], now, groupable=groupable)
-        for made, rows in groups.items()
+        Job(request, rows, [*request.prompt, *generated], now, groupable=groupable)
+        for generated, rows in groups.items()
     ]
 
 

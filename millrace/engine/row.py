@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from millrace.engine.edits import Edits, wanted
-from millrace.engine.guide import Guide, Guides
+from millrace.engine.grammar import Grammars, RowGrammar
+from millrace.engine.penalties import Penalties, wanted
 from millrace.engine.speculation import Guesser
-from millrace.engine.thought import Thought
+from millrace.engine.thinking_budget import ThinkingBudget
 from millrace.protocol import Choice, FinishReason, Sampling, Submit
 
 
@@ -17,12 +17,12 @@ class Row:
     choice: int
     seed: int
     tokens: list[int]
-    """What it has made, before a resume included."""
+    """What it has generated, before a resume included."""
     arrived: float = 0.0
     stop_ids: frozenset[int] = field(default=frozenset())
-    edits: Edits | None = None
-    guide: Guide | None = None
-    thought: Thought | None = None
+    penalties: Penalties | None = None
+    grammar: RowGrammar | None = None
+    thinking: ThinkingBudget | None = None
     forced: list[int] = field(default_factory=list)
     """Tokens that come next whatever the model says."""
     guesser: Guesser | None = None
@@ -34,23 +34,27 @@ class Row:
     """Finished or aborted: what is still in flight for it is thrown away."""
 
     @classmethod
-    def of(cls, request: Submit, choice: Choice, now: float, guides: Guides | None = None) -> Row:
-        edits = None
+    def of(
+        cls, request: Submit, choice: Choice, now: float, grammars: Grammars | None = None
+    ) -> Row:
+        penalties = None
         if wanted(request.sampling):
-            edits = Edits(request.sampling, request.prompt, choice.made, request.stop_ids)
-        guide = guides.of(request, choice.made) if guides is not None else None
-        thought = Thought(request.thinking, choice.made) if request.thinking else None
+            penalties = Penalties(
+                request.sampling, request.prompt, choice.generated, request.stop_ids
+            )
+        grammar = grammars.of(request, choice.generated) if grammars is not None else None
+        thinking = ThinkingBudget(request.thinking, choice.generated) if request.thinking else None
         return cls(
             request=request,
             choice=choice.index,
             seed=choice.seed,
-            tokens=list(choice.made),
+            tokens=list(choice.generated),
             arrived=now,
             stop_ids=frozenset(request.stop_ids),
-            edits=edits,
-            guide=guide,
-            thought=thought,
-            forced=thought.pending(choice.made) if thought else [],
+            penalties=penalties,
+            grammar=grammar,
+            thinking=thinking,
+            forced=thinking.pending(choice.generated) if thinking else [],
         )
 
     @property
@@ -62,51 +66,51 @@ class Row:
         return self.request.priority
 
     @property
-    def made(self) -> int:
+    def generated(self) -> int:
         """The index of the next draw."""
         return len(self.tokens)
 
     @property
     def length(self) -> int:
-        """Tokens of context, prompt and made."""
+        """Tokens of context, prompt and generated."""
         return len(self.request.prompt) + len(self.tokens)
 
     @property
     def spent(self) -> bool:
         """Whether the draw in flight is the last that the length allows."""
-        return self.in_flight and self.made + 1 >= self.request.max_tokens
+        return self.in_flight and self.generated + 1 >= self.request.max_tokens
 
     @property
     def left(self) -> int:
         """Tokens that it may still make."""
-        return self.request.max_tokens - self.made
+        return self.request.max_tokens - self.generated
 
     def context(self, start: int) -> list[int]:
-        """Its tokens from `start` on, prompt and made."""
+        """Its tokens from `start` on, prompt and generated."""
         prompt = self.request.prompt
         return [*prompt[start:], *self.tokens[max(0, start - len(prompt)) :]]
 
     @property
     def guessable(self) -> bool:
         """Whether later draws need nothing that the tokens before them change."""
-        plain = self.edits is None and self.guide is None and self.thought is None
+        plain = self.penalties is None and self.grammar is None and self.thinking is None
         return plain and self.request.logprobs is None
 
     def accept(self, token: int) -> FinishReason | None:
         """Take a drawn token; says whether the row ends with it."""
         self.in_flight = False
         self.tokens.append(token)
-        if self.edits is not None:
-            self.edits.accept(token)
+        if self.penalties is not None:
+            self.penalties.accept(token)
         if token in self.stop_ids:
             return "stop"
-        if self.guide is not None:
-            self.problem = self.guide.accept(token)
-            if self.guide.complete:
+        if self.grammar is not None:
+            self.problem = self.grammar.accept(token)
+            if self.grammar.complete:
                 return "complete"
-        if self.thought is not None and self.thought.accept(self.tokens):
-            self.forced = list(self.thought.ending)
-        return "length" if self.made >= self.request.max_tokens else None
+        if self.thinking is not None and self.thinking.accept(self.tokens):
+            self.forced = list(self.thinking.ending)
+        return "length" if self.generated >= self.request.max_tokens else None
 
 
 class Ahead:
@@ -117,6 +121,6 @@ class Ahead:
         self.sampling = row.sampling
         self.seed = row.seed
         self.stop_ids = row.stop_ids
-        self.made = row.made + by
-        self.edits = self.guide = self.thought = None
+        self.generated = row.generated + by
+        self.penalties = self.grammar = self.thinking = None
         self.forced: list[int] = []

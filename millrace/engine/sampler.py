@@ -11,18 +11,18 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from millrace.engine.choice import Chooser
-from millrace.engine.edits import stack
-from millrace.engine.guide import masked
+from millrace.engine.grammar import masked
 from millrace.engine.logprobs import Logprobs
+from millrace.engine.penalties import stack
 from millrace.engine.row import Ahead, Row
+from millrace.engine.sampling import SamplingBackend
 from millrace.protocol import TokenLogprob
 
 
 class Draw:
     """The tokens of a step, on the device, with what some rows wanted to know about them."""
 
-    def __init__(self, tokens: mx.array, logprobs: Logprobs | None, plan: _Plan) -> None:
+    def __init__(self, tokens: mx.array, logprobs: Logprobs | None, plan: _DrawPlan) -> None:
         self.tokens = tokens
         self.logprobs = logprobs
         self.plan = plan
@@ -38,27 +38,27 @@ class Draw:
 
 
 class Sampler:
-    def __init__(self, chooser: Chooser) -> None:
-        self._chooser = chooser
-        self._plan: _Plan | None = None
+    def __init__(self, backend: SamplingBackend) -> None:
+        self._backend = backend
+        self._plan: _DrawPlan | None = None
 
     def changed(self) -> None:
         """The rows of the batch are not those of the last draw."""
         self._plan = None
 
     def draw(self, logits: mx.array, rows: Sequence[Row]) -> Draw:
-        self._plan = self._plan or _Plan(rows)
+        self._plan = self._plan or _DrawPlan(rows)
         return self._draw(logits, rows, self._plan)
 
     def draw_ahead(self, logits: mx.array, rows: Sequence[Row | Ahead]) -> Draw:
         """A draw for rows and for the same rows later on."""
-        return self._draw(logits, rows, _Plan(rows))
+        return self._draw(logits, rows, _DrawPlan(rows))
 
-    def _draw(self, logits: mx.array, rows: Sequence[Row | Ahead], plan: _Plan) -> Draw:
+    def _draw(self, logits: mx.array, rows: Sequence[Row | Ahead], plan: _DrawPlan) -> Draw:
         asked = logits[plan.asked_index] if plan.asked else None
-        logits = _edited(logits, [(i, rows[i]) for i in plan.edited])
-        logits = masked(logits, [(i, g) for i in plan.guided if (g := rows[i].guide)])
-        tokens = self._chooser.choose(logits, rows)
+        logits = _penalised(logits, [(i, rows[i]) for i in plan.penalised])
+        logits = masked(logits, [(i, g) for i in plan.constrained if (g := rows[i].grammar)])
+        tokens = self._backend.choose(logits, rows)
         for i in plan.thinking:
             if rows[i].forced:
                 tokens[i] = rows[i].forced.pop(0)
@@ -68,20 +68,24 @@ class Sampler:
         return Draw(tokens, logprobs, plan)
 
 
-class _Plan:
+class _DrawPlan:
     """What a set of rows needs, worked out once per change of the batch."""
 
     def __init__(self, rows: Sequence[Row | Ahead]) -> None:
-        self.edited = [i for i, r in enumerate(rows) if r.edits is not None]
-        self.guided = [i for i, r in enumerate(rows) if r.guide is not None]
-        self.thinking = [i for i, r in enumerate(rows) if r.thought is not None]
+        self.penalised = [i for i, r in enumerate(rows) if r.penalties is not None]
+        self.constrained = [i for i, r in enumerate(rows) if r.grammar is not None]
+        self.thinking = [i for i, r in enumerate(rows) if r.thinking is not None]
         self.asked = [i for i, r in enumerate(rows) if r.request.logprobs is not None]
         self.tops = [rows[i].request.logprobs or 0 for i in self.asked]
         self.asked_index = mx.array(self.asked, mx.int32)
 
 
-def _edited(logits: mx.array, rows: list[tuple[int, Row | Ahead]]) -> mx.array:
-    tables = [(i, r.edits.table(r.made)) for i, r in rows if r.edits and r.edits.active(r.made)]
+def _penalised(logits: mx.array, rows: list[tuple[int, Row | Ahead]]) -> mx.array:
+    tables = [
+        (i, r.penalties.table(r.generated))
+        for i, r in rows
+        if r.penalties and r.penalties.active(r.generated)
+    ]
     if not tables:
         return logits
     at = mx.array([i for i, _ in tables], mx.int32)[:, None]

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, Protocol, Self, TypeVar
 
+from millrace.engine.latency_model import LatencyModel
 from millrace.engine.memory import Budget
-from millrace.engine.pace import Pace
 
 PRIORITY_SECONDS = 30.0
 """How much waiting one step of priority is worth."""
@@ -80,7 +80,7 @@ class Scheduler(Generic[T]):
     def __init__(
         self,
         max_running: int,
-        pace: Pace,
+        latency: LatencyModel,
         budget: Budget,
         begin: Callable[[T], None] = lambda task: None,
         burst: float = 2.0,
@@ -92,7 +92,7 @@ class Scheduler(Generic[T]):
         self._max_running = max_running
         self._burst_seconds = burst
         self._begin = begin
-        self._pace = pace
+        self._latency = latency
         self._budget = budget
         self._waiting: list[T] = []
         self._started: list[T] = []
@@ -138,7 +138,7 @@ class Scheduler(Generic[T]):
             return []
         self._burst = self._burst or now
         if not running and (following := self._first([])) is not None:
-            cost = following.left * self._pace.token_seconds
+            cost = following.left * self._latency.token_seconds
             alike = following.left <= ALIKE * max(t.length for t in self._ready)
             if alike and now + cost < self._burst + self._burst_seconds:
                 return []
@@ -165,7 +165,7 @@ class Scheduler(Generic[T]):
             group = [task, *self._company(task, running)] if task.left else [task]
             count = 0
             if task.left:
-                chunk = self._pace.chunk(task.left, len(running), self._coming(running))
+                chunk = self._latency.chunk(task.left, len(running), self._coming(running))
                 count = min(chunk, task.reach)
             if len(group) > 1:
                 count = _shared([t.left for t in group])
@@ -183,7 +183,7 @@ class Scheduler(Generic[T]):
 
     def _company(self, task: T, running: Sequence[int]) -> list[T]:
         """Other prompts whose beginning can run beside that of `task` in one chunk."""
-        limit = self._pace.limit(len(running), self._coming(running))
+        limit = self._latency.limit(len(running), self._coming(running))
         group = [task]
         if not task.fresh or 2 * task.left > limit:
             return []
@@ -221,7 +221,7 @@ class Scheduler(Generic[T]):
         return min((*self._started, *startable), key=self._order, default=None)
 
     def _order(self, task: T) -> float:
-        cost = task.left * self._pace.token_seconds
+        cost = task.left * self._latency.token_seconds
         return task.arrived + cost - task.priority * PRIORITY_SECONDS
 
     def _may_start(self, task: T, running: Sequence[int]) -> bool:

@@ -46,10 +46,10 @@ class Positions:
         self._index = None
         self._masks = {}
 
-    def end(self, made: Sequence[int] | None = None) -> None:
+    def end(self, generated: Sequence[int] | None = None) -> None:
         """The step has been built; of a step of several tokens, so many of each row are good."""
-        made = made or [1] * len(self.lens)
-        self.lens = [n + more for n, more in zip(self.lens, made, strict=True)]
+        generated = generated or [1] * len(self.lens)
+        self.lens = [n + more for n, more in zip(self.lens, generated, strict=True)]
 
     def index(self) -> tuple[mx.array, mx.array]:
         """Row and place of every token of the step, to go with a middle axis of heads."""

@@ -19,7 +19,7 @@ HOPEFUL = {4: 0.8, 3: 0.7, 2: 0.5, 1: 0.3}
 """How often guesses hold, by the run that led to them, before any have been seen."""
 LONGEST_STEP = 2.5
 """A step with guesses may take this many plain steps, so that streams stay smooth."""
-_MEMORY = 0.2
+_EMA_WEIGHT = 0.2
 _FORGIVING = 0.01
 """How fast a row that guesses badly is trusted again."""
 
@@ -83,7 +83,7 @@ class Guesser:
         return self.shares[self.guess.run]
 
     def confirmed(self, guessed: int, right: int) -> None:
-        self.shares[self.guess.run] = _learned(self.share, guessed, right, _MEMORY)
+        self.shares[self.guess.run] = _learned(self.share, guessed, right, _EMA_WEIGHT)
 
     def untried(self) -> None:
         run = self.guess.run
@@ -109,7 +109,7 @@ class Guessing(Protocol):
         """Tokens that it may still make."""
 
     def context(self, start: int) -> list[int]:
-        """Its tokens from `start` on, prompt and made."""
+        """Its tokens from `start` on, prompt and generated."""
 
 
 class Steps(Protocol):
@@ -154,12 +154,12 @@ class Speculation:
     def confirmed(self, row: Guessing, guessed: int, right: int) -> None:
         if guessed and row.guesser is not None:
             run = row.guesser.guess.run
-            self._shares[run] = _learned(self._shares[run], guessed, right, _MEMORY / 10)
+            self._shares[run] = _learned(self._shares[run], guessed, right, _EMA_WEIGHT / 10)
             row.guesser.confirmed(guessed, right)
 
     def saw_step(self, tokens: int, seconds: float) -> None:
         before = self._seconds.get(tokens, seconds)
-        self._seconds[tokens] = before + _MEMORY * (min(seconds, 2 * before) - before)
+        self._seconds[tokens] = before + _EMA_WEIGHT * (min(seconds, 2 * before) - before)
 
     def extra(self, tokens: int, rows: int) -> float:
         """What guesses make a step longer by, when it has so many tokens in all."""

@@ -13,16 +13,16 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from millrace.cache.state import Layout, checkpoint_of, from_caches, restore
 from millrace.engine.batch import Batch
-from millrace.engine.choice import DeviceChooser
 from millrace.engine.row import Row
 from millrace.engine.sampler import Sampler
+from millrace.engine.sampling import DeviceSampling
 from millrace.protocol import Choice, Sampling, Submit
 
 
 def warm_up(model: Any, rows: int, chunk: int) -> None:
     """Prompts of several lengths, batches of several sizes, rows of equal and unequal length."""
     sizes = sorted({n for n in (1, 2, 8, 32, 64, rows) if n <= rows})
-    batch = Batch(model, Sampler(DeviceChooser()))
+    batch = Batch(model, Sampler(DeviceSampling()))
     for turn, size in enumerate(sizes):
         length = min(chunk, 17 + 16 * turn)
         caches = make_prompt_cache(model)

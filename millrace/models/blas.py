@@ -277,19 +277,19 @@ def _original() -> Path:
 
 def _rename_symbols(original: Path, target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".making-") as folder:
-        names, made = Path(folder, "names"), Path(folder, target.name)
+        names, built = Path(folder, "names"), Path(folder, target.name)
         names.write_text("".join(f"{_PREFIX}{name} {name}\n" for name in _SYMBOLS))
         command = (_patchelf(), "--rename-dynamic-symbols", str(names))
-        naming = ("--set-soname", "libmillrace-openblas.so", "--output", str(made), str(original))
+        naming = ("--set-soname", "libmillrace-openblas.so", "--output", str(built), str(original))
         done = subprocess.run((*command, *naming), capture_output=True, text=True, timeout=120)
         if done.returncode:
             raise _Unavailable(f"patchelf failed: {done.stderr.strip() or done.returncode}")
         # A damaged library would crash whoever loads it, so another process tries it first.
-        check = (sys.executable, "-c", _CHECK, str(made))
+        check = (sys.executable, "-c", _CHECK, str(built))
         done = subprocess.run(check, capture_output=True, text=True, timeout=60)
         if done.returncode:
             raise _Unavailable(f"the renamed OpenBLAS fails its check ({done.returncode})")
-        os.replace(made, target)
+        os.replace(built, target)
 
 
 def _patchelf() -> str:

@@ -37,7 +37,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     budget: int
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class DeviceLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What `configure` asked of MLX, in bytes; None where the back-end has no such thing."""
 
     wired: int | None
@@ -84,7 +84,7 @@ def describe() -> Device:
     return Device(kind=which, name=name, memory=memory, budget=budget)
 
 
-def configure() -> Limits:
+def configure() -> DeviceLimits:
     """Set MLX's memory limits for a server: weights stay resident, freed buffers do not pile up.
 
     MLX advises to wire up to the recommended working set on Metal. Its cache of freed buffers is
@@ -96,9 +96,9 @@ def configure() -> Limits:
         wired = _try_wire(mx, device.budget)
     cache = cache_limit(device)
     if not hasattr(mx, "set_cache_limit"):
-        return Limits(wired=wired, cache=None)
+        return DeviceLimits(wired=wired, cache=None)
     mx.set_cache_limit(cache)
-    return Limits(wired=wired, cache=cache)
+    return DeviceLimits(wired=wired, cache=cache)
 
 
 def cache_limit(device: Device) -> int:

@@ -19,7 +19,7 @@ from millrace.models.window import window_of
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedModel:
     model: Any
     context: int
     vocab_size: int
@@ -34,7 +34,7 @@ class Loaded:
     seconds: float
 
 
-def load(config: EngineConfig) -> Loaded:
+def load(config: EngineConfig) -> LoadedModel:
     """Load, place and warm up; every failure is a ModelError that names the folder."""
     start = time.monotonic()
     path = Path(config.model)
@@ -54,7 +54,7 @@ def load(config: EngineConfig) -> Loaded:
         raise ModelError(f"{path} does not fit into this machine's memory.") from error
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
         raise ModelError(f"The model in {path} cannot be loaded: {error}") from error
-    return Loaded(
+    return LoadedModel(
         model=model,
         context=window_of(settings, config.context),
         vocab_size=vocab,

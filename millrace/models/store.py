@@ -57,7 +57,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     source: Source
 
 
-class Description(msgspec.Struct, frozen=True, kw_only=True):
+class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     """All that a model folder says about itself."""
 
     path: str
@@ -157,7 +157,7 @@ def remove(name: str) -> int:
     return size
 
 
-def describe(folder: Path) -> Description:
+def describe(folder: Path) -> ModelDescription:
     if (missing := missing_file(folder)) is not None:
         raise ModelError(f"The model folder {folder} is incomplete: {missing} is missing.")
     config = read_json(folder / "config.json")
@@ -170,7 +170,7 @@ def describe(folder: Path) -> Description:
     template = any(
         (folder / name).is_file() for name in ("chat_template.jinja", "chat_template.json")
     )
-    return Description(
+    return ModelDescription(
         path=str(folder),
         architecture=_architecture(config),
         parameters=_parameters(heads, config),

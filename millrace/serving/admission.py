@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from millrace.errors import Overloaded
 
-_MEMORY = 0.2
+_EMA_WEIGHT = 0.2
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Admission:
             )
 
     def saw(self, seconds: float) -> None:
-        self.mean_seconds += _MEMORY * (seconds - self.mean_seconds)
+        self.mean_seconds += _EMA_WEIGHT * (seconds - self.mean_seconds)
 
     def _wait(self) -> float:
         """About when one of those ahead will be done."""

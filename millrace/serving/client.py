@@ -1,7 +1,7 @@
 """The engine's keeper: starts it, hears it, and when it dies starts it again and resumes.
 
 Requests wait here while no engine is up. A request that was running when the engine died goes on
-from prompt and made tokens. Two deaths make a request a suspect, and suspects run one at a time, so
+from prompt and generated tokens. Two deaths make a request a suspect, and suspects run one at a time, so
 that the third death tells which of them it was; that one gets an error and the others go on.
 """
 
@@ -38,7 +38,7 @@ from millrace.protocol import (
 )
 from millrace.serving.admission import Admission
 from millrace.serving.connection import Connection, EngineGone
-from millrace.serving.live import Live, Outcome
+from millrace.serving.in_flight import InFlight, Outcome
 from millrace.serving.metrics import ModelMetrics
 
 log = logging.getLogger("millrace.serving")
@@ -78,7 +78,7 @@ class EngineClient:
         self._settled = asyncio.Event()
         self._queries: dict[str, asyncio.Future[CacheReport]] = {}
         self._query_ids = map(str, itertools.count())
-        self.live: dict[str, Live] = {}
+        self.in_flight: dict[str, InFlight] = {}
         self.state = State.STARTING
         self.ready: Ready | None = None
         self.failure: MillraceError | None = None
@@ -115,38 +115,42 @@ class EngineClient:
         """Raise why that many more answers cannot be taken: too much load, no engine to be had."""
         if self.state in (State.FAILED, State.STOPPED):
             raise self.failure or EngineUnavailable("The engine has stopped.")
-        present = sum(len(r.open) for r in self.live.values())
+        present = sum(len(r.open) for r in self.in_flight.values())
         self._admission.check(present, answers)
 
-    def submit(self, request: Submit, *, endpoint: str = "", timeout: float | None = None) -> Live:
+    def submit(
+        self, request: Submit, *, endpoint: str = "", timeout: float | None = None
+    ) -> InFlight:
         """Take a request that was admitted, or raise that its id is in use."""
-        if request.id in self.live:
+        if request.id in self.in_flight:
             raise BadRequest(f"A request with the id '{request.id}' is running.", param="id")
-        live = Live(request, self._abandon, idle=self._idle, endpoint=endpoint)
-        self.live[live.id] = live
-        self._metrics.arrived(live)
+        active = InFlight(request, self._abandon, idle=self._idle, endpoint=endpoint)
+        self.in_flight[active.id] = active
+        self._metrics.arrived(active)
         if timeout is not None:
-            live.timer = asyncio.get_running_loop().call_later(timeout, self._expire, live, timeout)
+            active.timer = asyncio.get_running_loop().call_later(
+                timeout, self._expire, active, timeout
+            )
         self._hand_over()
         self._count_queue()
-        return live
+        return active
 
-    def finish_choice(self, live: Live, choice: int) -> None:
+    def finish_choice(self, active: InFlight, choice: int) -> None:
         """The front has all it wants of a choice: free its row."""
-        live.open.discard(choice)
-        if live.running and self._connection:
-            self._connection.send(AbortChoice(live.id, choice))
-        self._settle(live)
+        active.open.discard(choice)
+        if active.running and self._connection:
+            self._connection.send(AbortChoice(active.id, choice))
+        self._settle(active)
 
     def knows(self, id: str) -> bool:
         """Whether a request, or a part of a group, with this id is running."""
-        return any(id in (r.id, r.id.partition("#")[0]) for r in self.live.values())
+        return any(id in (r.id, r.id.partition("#")[0]) for r in self.in_flight.values())
 
     def cancel(self, id: str) -> bool:
         """End a request, or all parts of a group, with an error event; False if there is none."""
-        found = [r for r in self.live.values() if id in (r.id, r.id.partition("#")[0])]
-        for live in found:
-            self._end(live, "cancelled", Cancelled("The request was cancelled."))
+        found = [r for r in self.in_flight.values() if id in (r.id, r.id.partition("#")[0])]
+        for active in found:
+            self._end(active, "cancelled", Cancelled("The request was cancelled."))
         return bool(found)
 
     async def cache(self, *, clear: bool = False) -> CacheReport:
@@ -168,61 +172,61 @@ class EngineClient:
             del self._queries[id]
 
     def fail_all(self, error: MillraceError) -> None:
-        for live in list(self.live.values()):
-            self._end(live, "error", error)
+        for active in list(self.in_flight.values()):
+            self._end(active, "error", error)
 
     def _drop_queries(self) -> None:
         for answer in self._queries.values():
             if not answer.done():
                 answer.set_exception(EngineUnavailable("The engine ended before it answered."))
 
-    def _expire(self, live: Live, timeout: float) -> None:
-        if self.live.get(live.id) is live:
+    def _expire(self, active: InFlight, timeout: float) -> None:
+        if self.in_flight.get(active.id) is active:
             text = f"The request was not finished within its timeout of {timeout:g} seconds."
-            self._end(live, "timeout", DeadlineExceeded(text))
+            self._end(active, "timeout", DeadlineExceeded(text))
 
-    def _abandon(self, live: Live) -> None:
-        if self.live.get(live.id) is live:
-            self._end(live, "disconnected", None)
+    def _abandon(self, active: InFlight) -> None:
+        if self.in_flight.get(active.id) is active:
+            self._end(active, "disconnected", None)
 
-    def _end(self, live: Live, outcome: Outcome, error: MillraceError | None) -> None:
+    def _end(self, active: InFlight, outcome: Outcome, error: MillraceError | None) -> None:
         """Let go of a request: here, in the engine, and in the books."""
-        del self.live[live.id]
-        live.outcome = outcome
+        del self.in_flight[active.id]
+        active.outcome = outcome
         if error is not None:
-            live.fail(error)
-        if outcome not in ("ok", "error") and live.running and self._connection:
-            self._connection.send(Abort(live.id))
-        live.open.clear()
-        if live.timer is not None:
-            live.timer.cancel()
-        seconds = time.monotonic() - live.arrived
+            active.fail(error)
+        if outcome not in ("ok", "error") and active.running and self._connection:
+            self._connection.send(Abort(active.id))
+        active.open.clear()
+        if active.timer is not None:
+            active.timer.cancel()
+        seconds = time.monotonic() - active.arrived
         self._admission.saw(seconds)
-        self._metrics.ended(live, seconds)
+        self._metrics.ended(active, seconds)
         self._count_queue()
-        log.info("request ended", extra={"fields": _summary(live, seconds)})
+        log.info("request ended", extra={"fields": _summary(active, seconds)})
         self._hand_over()
 
     def _count_queue(self) -> None:
-        self._metrics.queue(sum(r.first_token is None for r in self.live.values()))
-        if not self.live:
+        self._metrics.queue(sum(r.first_token is None for r in self.in_flight.values()))
+        if not self.in_flight:
             self._metrics.idle()
 
     def _hand_over(self) -> None:
         """Give the engine all requests it may have now."""
         if self.state is not State.READY or self._connection is None:
             return
-        suspect_runs = any(r.running and _suspect(r) for r in self.live.values())
-        for live in self.live.values():
-            if live.running or (_suspect(live) and suspect_runs):
+        suspect_runs = any(r.running and _suspect(r) for r in self.in_flight.values())
+        for active in self.in_flight.values():
+            if active.running or (_suspect(active) and suspect_runs):
                 continue
-            suspect_runs |= _suspect(live)
-            live.running = True
-            self._connection.send(live.remainder())
+            suspect_runs |= _suspect(active)
+            active.running = True
+            self._connection.send(active.remainder())
 
-    def _settle(self, live: Live) -> None:
-        if not live.open and self.live.get(live.id) is live:
-            self._end(live, "ok", None)
+    def _settle(self, active: InFlight) -> None:
+        if not active.open and self.in_flight.get(active.id) is active:
+            self._end(active, "ok", None)
 
     async def _keep(self, connection: Connection) -> None:
         failed_starts = 0
@@ -261,19 +265,21 @@ class EngineClient:
         self.restarts += 1
         self._metrics.restarted()
         log.error(
-            "the engine is gone (%s); starting it again, %d requests go on", gone, len(self.live)
+            "the engine is gone (%s); starting it again, %d requests go on",
+            gone,
+            len(self.in_flight),
         )
-        for live in list(self.live.values()):
-            if not live.running:
+        for active in list(self.in_flight.values()):
+            if not active.running:
                 continue
-            live.running = False
-            live.deaths += 1
-            if live.deaths >= DEATHS_PER_REQUEST:
+            active.running = False
+            active.deaths += 1
+            if active.deaths >= DEATHS_PER_REQUEST:
                 text = (
-                    f"The engine died {live.deaths} times while it ran this request; "
+                    f"The engine died {active.deaths} times while it ran this request; "
                     f"the last time, {gone}."
                 )
-                self._end(live, "error", EngineUnavailable(text))
+                self._end(active, "error", EngineUnavailable(text))
 
     def _dispatch(self, message: FromEngine) -> None:
         match message:
@@ -293,46 +299,46 @@ class EngineClient:
             case Failed(code=code, message=text, id=None):
                 self.failure = ModelError(text) if code == "model_error" else from_code(code, text)
             case Failed(code=code, message=text, id=str(id)):
-                if live := self.live.get(id):
-                    self._end(live, "error", from_code(code, text))
+                if active := self.in_flight.get(id):
+                    self._end(active, "error", from_code(code, text))
 
     def _stepped(self, step: Step) -> None:
         self._metrics.stepped(step)
         for done in step.prefilled:
-            if live := self.live.get(done.id):
-                self._metrics.prefilled(live.progress(done))
+            if active := self.in_flight.get(done.id):
+                self._metrics.prefilled(active.progress(done))
         for scores in step.prompt_logprobs:
-            if live := self.live.get(scores.id):
-                live.scores(scores)
+            if active := self.in_flight.get(scores.id):
+                active.scores(scores)
         for row in step.rows:
-            if live := self.live.get(row.id):
-                first, before = live.first_token is None, live.last_token
-                live.take(row)
+            if active := self.in_flight.get(row.id):
+                first, before = active.first_token is None, active.last_token
+                active.take(row)
                 if first:
-                    self._metrics.first_token(live)
+                    self._metrics.first_token(active)
                     self._count_queue()
-                self._metrics.token(None if first else live.last_token - before, len(row.tokens))
-                self._settle(live)
-        if not self.live:
+                self._metrics.token(None if first else active.last_token - before, len(row.tokens))
+                self._settle(active)
+        if not self.in_flight:
             # The step was on its way when the last request left: it is not the last word.
             self._metrics.idle()
 
 
-def _summary(live: Live, seconds: float) -> dict[str, Any]:
-    first = live.first_token
+def _summary(active: InFlight, seconds: float) -> dict[str, Any]:
+    first = active.first_token
     return {
-        "id": live.id,
-        "endpoint": live.endpoint,
-        "outcome": live.outcome,
-        "prompt_tokens": len(live.submit.prompt),
-        "cached_tokens": live.cached,
-        "cache_hit": live.hit,
-        "made_tokens": live.tokens_made,
-        "ttft": round(first - live.arrived, 3) if first else None,
+        "id": active.id,
+        "endpoint": active.endpoint,
+        "outcome": active.outcome,
+        "prompt_tokens": len(active.submit.prompt),
+        "cached_tokens": active.cached,
+        "cache_hit": active.hit,
+        "generated_tokens": active.tokens_generated,
+        "ttft": round(first - active.arrived, 3) if first else None,
         "seconds": round(seconds, 3),
-        "deaths": live.deaths,
+        "deaths": active.deaths,
     }
 
 
-def _suspect(live: Live) -> bool:
-    return live.deaths >= DEATHS_PER_REQUEST - 1
+def _suspect(active: InFlight) -> bool:
+    return active.deaths >= DEATHS_PER_REQUEST - 1

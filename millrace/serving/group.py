@@ -22,10 +22,10 @@ class Group:
     def n(self) -> int:
         return sum(m.n for m in self._members)
 
-    def on_end(self, told: Callable[[Usage], None]) -> None:
-        """`told` hears once per member what it has cost."""
+    def on_end(self, report: Callable[[Usage], None]) -> None:
+        """`report` receives once per member what it has cost."""
         for member in self._members:
-            member.on_end(told)
+            member.on_end(report)
 
     def close(self) -> None:
         for member in self._members:

@@ -6,7 +6,7 @@ import asyncio
 import threading
 
 from millrace.config import EngineConfig
-from millrace.engine.link import ThreadLink
+from millrace.engine.transport import ThreadTransport
 from millrace.errors import MillraceError
 from millrace.protocol import Failed, FromEngine, Shutdown, ToEngine
 from millrace.serving.connection import EngineGone
@@ -16,7 +16,7 @@ class ThreadConnection:
     def __init__(self, config: EngineConfig) -> None:
         self._loop = asyncio.get_running_loop()
         self._inbox: asyncio.Queue[FromEngine | EngineGone] = asyncio.Queue()
-        self._link = ThreadLink(self._deliver)
+        self._transport = ThreadTransport(self._deliver)
         self._thread = threading.Thread(
             target=self._run, args=(config,), name="millrace-engine", daemon=True
         )
@@ -27,7 +27,7 @@ class ThreadConnection:
         return None
 
     def send(self, message: ToEngine) -> None:
-        self._link.put(message)
+        self._transport.put(message)
 
     async def receive(self) -> FromEngine:
         item = await self._inbox.get()
@@ -47,7 +47,7 @@ class ThreadConnection:
         from millrace.engine.build import build
 
         try:
-            build(config, self._link).run()
+            build(config, self._transport).run()
             self._deliver(EngineGone("it was told to stop"))
         except MillraceError as error:
             self._deliver(Failed(error.code, error.message))

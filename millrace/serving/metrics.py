@@ -7,7 +7,7 @@ from typing import get_args
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from millrace.protocol import HitKind, Step
-from millrace.serving.live import Live
+from millrace.serving.in_flight import InFlight
 
 _FINE = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10)
 _COARSE = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
@@ -79,8 +79,8 @@ class ModelMetrics:
         for timed in (all.ttft, all.e2e):
             timed.labels(model)
 
-    def arrived(self, live: Live) -> None:
-        self._all.prompt.labels(self._model).inc(len(live.submit.prompt))
+    def arrived(self, active: InFlight) -> None:
+        self._all.prompt.labels(self._model).inc(len(active.submit.prompt))
 
     def queue(self, waiting: int) -> None:
         self._all.queued.labels(self._model).set(waiting)
@@ -104,11 +104,11 @@ class ModelMetrics:
     def prefilled(self, tokens: int) -> None:
         self._all.prefilled.labels(self._model).inc(tokens)
 
-    def first_token(self, live: Live) -> None:
-        assert live.first_token is not None
-        self._all.ttft.labels(self._model).observe(live.first_token - live.arrived)
-        self._all.cached.labels(self._model).inc(live.cached)
-        self._all.hits.labels(self._model, live.hit).inc()
+    def first_token(self, active: InFlight) -> None:
+        assert active.first_token is not None
+        self._all.ttft.labels(self._model).observe(active.first_token - active.arrived)
+        self._all.cached.labels(self._model).inc(active.cached)
+        self._all.hits.labels(self._model, active.hit).inc()
         # The prompt's last token is run by the batch step that draws the first new one.
         self.prefilled(1)
 
@@ -120,6 +120,6 @@ class ModelMetrics:
     def restarted(self) -> None:
         self._all.restarts.labels(self._model).inc()
 
-    def ended(self, live: Live, seconds: float) -> None:
+    def ended(self, active: InFlight, seconds: float) -> None:
         self._all.e2e.labels(self._model).observe(seconds)
-        self._all.requests.labels(live.endpoint, self._model, live.outcome).inc()
+        self._all.requests.labels(active.endpoint, self._model, active.outcome).inc()

@@ -13,13 +13,13 @@ from millrace.errors import BadRequest, ContextLengthExceeded
 from millrace.models.files import read_json
 from millrace.protocol import Choice, LazyGrammar, PromptLogprobs, RowTokens, Submit
 from millrace.serving.client import EngineClient
-from millrace.serving.live import Live, Phase
+from millrace.serving.in_flight import InFlight, Phase
 from millrace.serving.request import Request
-from millrace.text.borders import borders
 from millrace.text.deltas import Delta, Event, Idle, PromptScores, Usage
 from millrace.text.dialect import Conversation, Dialect
 from millrace.text.fim import Infill, infill_of
 from millrace.text.grammar.lark import Entry
+from millrace.text.message_boundaries import boundaries
 from millrace.text.pipeline import ChoicePipeline
 from millrace.text.tokenizer import Tokenizer
 
@@ -68,12 +68,12 @@ class ServedModel:
             grammar=self.dialect.grammar(chat, entry, text),
             lazy_grammar=LazyGrammar(list(lazy.triggers), lazy.grammar) if lazy else None,
             thinking=self.dialect.limit(chat, text),
-            borders=borders(self.dialect, chat, text, ends) if self._has_borders else [],
+            boundaries=boundaries(self.dialect, chat, text, ends) if self._has_boundaries else [],
             stripped=self.dialect.stripped(chat),
         )
 
     @property
-    def _has_borders(self) -> bool:
+    def _has_boundaries(self) -> bool:
         """Whether the engine has a use for them; one that is not up yet may have."""
         ready = self.client.ready
         return ready is None or ready.checkpoints
@@ -128,12 +128,12 @@ class ServedModel:
             end_ids=sorted(self.tokenizer.eos_ids),
             thinking=request.thinking,
             cache_salt=request.cache_salt,
-            borders=request.borders,
+            boundaries=request.boundaries,
         )
 
     def _start(self, request: Request, submit: Submit) -> Running:
-        live = self.client.submit(submit, endpoint=request.endpoint, timeout=request.timeout)
-        return Running(self.client, live, [self._pipeline(request) for _ in submit.choices])
+        active = self.client.submit(submit, endpoint=request.endpoint, timeout=request.timeout)
+        return Running(self.client, active, [self._pipeline(request) for _ in submit.choices])
 
     def _pipeline(self, request: Request) -> ChoicePipeline:
         parser = None
@@ -153,15 +153,17 @@ class ServedModel:
 class Running:
     """A request under way. Whoever holds it must close it, however it ends."""
 
-    def __init__(self, client: EngineClient, live: Live, pipelines: list[ChoicePipeline]) -> None:
+    def __init__(
+        self, client: EngineClient, active: InFlight, pipelines: list[ChoicePipeline]
+    ) -> None:
         self._client = client
-        self._live = live
+        self._active = active
         self._pipelines = pipelines
-        self._told: Callable[[Usage], None] | None = None
+        self._report: Callable[[Usage], None] | None = None
 
-    def on_end(self, told: Callable[[Usage], None]) -> None:
-        """`told` hears once what the request has cost, however it ends."""
-        self._told = told
+    def on_end(self, report: Callable[[Usage], None]) -> None:
+        """`report` receives once what the request has cost, however it ends."""
+        self._report = report
 
     @property
     def n(self) -> int:
@@ -169,40 +171,40 @@ class Running:
 
     @property
     def phase(self) -> Phase:
-        return self._live.phase
+        return self._active.phase
 
     @property
     def first_token(self) -> float | None:
         """When the first token came, on the monotonic clock."""
-        return self._live.first_token
+        return self._active.first_token
 
     @property
     def last_token(self) -> float:
-        return self._live.last_token
+        return self._active.last_token
 
     @property
     def usage(self) -> Usage:
         """What it has cost so far."""
         return Usage(
-            prompt=len(self._live.submit.prompt),
+            prompt=len(self._active.submit.prompt),
             completion=sum(p.tokens for p in self._pipelines),
-            cached=self._live.cached,
-            written=self._live.written,
+            cached=self._active.cached,
+            written=self._active.written,
             reasoning=sum(p.reasoning_tokens for p in self._pipelines),
         )
 
     def close(self) -> None:
-        self._live.close()
+        self._active.close()
         self._tell()
 
     def _tell(self) -> None:
-        told, self._told = self._told, None
-        if told is not None:
-            told(self.usage)
+        report, self._report = self._report, None
+        if report is not None:
+            report(self.usage)
 
     async def events(self) -> AsyncIterator[Event]:
-        live = self._live
-        async for item in live.items():
+        active = self._active
+        async for item in active.items():
             match item:
                 case RowTokens(choice=choice):
                     pipeline = self._pipelines[choice]
@@ -211,7 +213,7 @@ class Running:
                     for piece, logprobs, tokens in pipeline.feed(item):
                         yield Delta(choice, piece, logprobs, tokens)
                     if pipeline.done and item.finish is None:
-                        self._client.finish_choice(live, choice)
+                        self._client.finish_choice(active, choice)
                 case PromptLogprobs(items=items):
                     yield PromptScores(0, items)
                 case Idle():

@@ -40,7 +40,7 @@ class Request(msgspec.Struct, kw_only=True):
     skip_special_tokens: bool = True
     cache_salt: str = ""
     """Requests share cached state only with those of the same salt."""
-    borders: list[int] = []
+    boundaries: list[int] = []
     """Lengths of the prompt at which a message ends."""
     stripped: int = 0
     """Lines of the conversation that were left out of the prompt."""

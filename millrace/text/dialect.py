@@ -192,8 +192,8 @@ class Dialect:
         steered = any((controls.switch, controls.effort, controls.budget, controls.off_word))
         deaf = chat.thinking is not None and not steered and chat.thinking != self.thinks
         # "none" is a wish not to think, which a switch or a model without thoughts fulfils.
-        heard = controls.effort is not None or (chat.effort == "none" and not deaf)
-        if chat.effort is not None and not heard:
+        honoured = controls.effort is not None or (chat.effort == "none" and not deaf)
+        if chat.effort is not None and not honoured:
             found.append("effort")
         if deaf and chat.effort != "none":
             found.append("thinking")

@@ -13,7 +13,7 @@ from millrace.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Family:
+class FimFamily:
     name: str
     prefix: str
     suffix: str
@@ -25,30 +25,30 @@ class Family:
 
 
 FAMILIES = (
-    Family(
+    FimFamily(
         "qwen",
         "<|fim_prefix|>",
         "<|fim_suffix|>",
         "<|fim_middle|>",
         ends=("<|fim_pad|>", "<|file_sep|>", "<|repo_name|>", "<|endoftext|>", "<|file_separator|>"),
     ),
-    Family(
+    FimFamily(
         "starcoder",
         "<fim_prefix>",
         "<fim_suffix>",
         "<fim_middle>",
         ends=("<fim_pad>", "<file_sep>", "<repo_name>", "<|endoftext|>"),
     ),
-    Family(
+    FimFamily(
         "santacoder", "<fim-prefix>", "<fim-suffix>", "<fim-middle>", ends=("<|endoftext|>",)
     ),
-    Family("deepseek", "<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
-    Family("code-llama", "▁<PRE>", "▁<SUF>", "▁<MID>", ends=("▁<EOT>",)),
-    Family("codestral", "[PREFIX]", "[SUFFIX]", None, suffix_first=True),
-    Family(
+    FimFamily("deepseek", "<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+    FimFamily("code-llama", "▁<PRE>", "▁<SUF>", "▁<MID>", ends=("▁<EOT>",)),
+    FimFamily("codestral", "[PREFIX]", "[SUFFIX]", None, suffix_first=True),
+    FimFamily(
         "seed-coder", "<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>", suffix_first=True
     ),
-    Family("glm", "<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>", ends=("<|endoftext|>",)),
+    FimFamily("glm", "<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>", ends=("<|endoftext|>",)),
 )  # fmt: skip
 """CodeGemma and Granite share the markers of `qwen`; MiniMax those of `starcoder`."""
 
@@ -56,7 +56,7 @@ FAMILIES = (
 class Infill:
     """One model's way to fill a middle."""
 
-    def __init__(self, family: Family, tokenizer: Tokenizer) -> None:
+    def __init__(self, family: FimFamily, tokenizer: Tokenizer) -> None:
         self._family = family
         self._tokenizer = tokenizer
         self._lead = _lead(tokenizer)

@@ -13,17 +13,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millrace.errors import BadRequest
-from millrace.text.formats.showing import show_result, show_tools
+from millrace.text.formats.call_encoder import Call, write_calls
 from millrace.text.formats.style import Message, Style
 from millrace.text.formats.syntax import HeaderCalls, OutputFormat
+from millrace.text.formats.tool_prompt import show_result, show_tools
 from millrace.text.formats.tools import tool_from_openai
-from millrace.text.formats.writing import Call, write_calls
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedMessages:
     """What goes to the template."""
 
     messages: list[Message]
@@ -36,7 +36,7 @@ def prepare(
     tools: Sequence[dict[str, Any]] | None,
     style: Style,
     format: OutputFormat,
-) -> Prepared:
+) -> PreparedMessages:
     """The conversation in the template's style; what was passed in is left as it was."""
     found = [_checked(index, message) for index, message in enumerate(messages)]
     found = _named_results(found)
@@ -57,7 +57,7 @@ def prepare(
         found = _said_with_results(found)
     if style.alternate or not style.results:
         found = _merged(found)
-    return Prepared(found, list(tools) if tools and style.tools else None, arguments)
+    return PreparedMessages(found, list(tools) if tools and style.tools else None, arguments)
 
 
 _OPEN_END = "\ue000\ue001"

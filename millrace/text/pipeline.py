@@ -43,7 +43,7 @@ class ChoicePipeline:
         self._content = StopMatcher(self._stops, include_stop)
         self._reasoning = StopMatcher(list(stops) if stop_in_reasoning else [], include_stop)
         self._logprobs: list[TokenLogprob] = []
-        self._made: list[int] = []
+        self._generated: list[int] = []
         self._ending: tuple[int, TokenLogprob | None] | None = None
         self._called = False
         self.tokens = 0
@@ -58,7 +58,7 @@ class ChoicePipeline:
         for i, token in enumerate(row.tokens[:count]):
             self.tokens += 1
             # Tokens that complete no character yet wait for the piece that does.
-            self._made.append(token)
+            self._generated.append(token)
             self._logprobs += row.logprobs[i : i + 1]
             yield from self._read(self._detokenizer.feed(token))
             if self.done:
@@ -126,11 +126,11 @@ class ChoicePipeline:
         self.done = True
         token, score = self._ending or (None, None)
         if token is not None:
-            self._made.append(token)
+            self._generated.append(token)
         called = reason == "stop" and matched is None and self._called
         return self._scored(Finish("tool_calls" if called else reason, matched, token, score))
 
     def _scored(self, piece: Piece | Finish) -> Scored:
         logprobs, self._logprobs = self._logprobs, []
-        made, self._made = self._made, []
-        return Scored(piece, logprobs, made)
+        generated, self._generated = self._generated, []
+        return Scored(piece, logprobs, generated)

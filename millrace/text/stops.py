@@ -17,7 +17,7 @@ MAX_STOPS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class StopMatch:
     """`text[start:end]` is a pattern; offsets count from the scan's first character."""
 
     start: int
@@ -82,7 +82,7 @@ class Scan:
         self._patterns = patterns
         self._state = 0
         self._at = 0
-        self._best: Match | None = None
+        self._best: StopMatch | None = None
 
     @property
     def live(self) -> int:
@@ -94,7 +94,7 @@ class Scan:
         """Everything before this offset belongs to no match, now or later."""
         return self.live if self._best is None else min(self.live, self._best.start)
 
-    def feed(self, text: str) -> Match | None:
+    def feed(self, text: str) -> StopMatch | None:
         """The match once it is certain. What follows it has not been searched for another."""
         patterns = self._patterns
         depth, longest = patterns.depth, patterns.longest
@@ -117,7 +117,7 @@ class Scan:
             if longest[state]:
                 start = end - longest[state]
                 if best is None or start <= best.start:
-                    self._best = Match(start, end)
+                    self._best = StopMatch(start, end)
             complete = not patterns.next[state] and depth[state] == longest[state]
             if complete and self._best is not None:
                 self._state, self._at = state, end
@@ -125,7 +125,7 @@ class Scan:
         self._state, self._at = state, base + index
         return None
 
-    def finish(self) -> Match | None:
+    def finish(self) -> StopMatch | None:
         """The match that only waited for a longer one, now that no more text comes."""
         return self._best
 
@@ -172,7 +172,7 @@ class StopMatcher:
         out, self._held = self._held, ""
         return StopResult(out)
 
-    def _cut(self, match: Match) -> StopResult:
+    def _cut(self, match: StopMatch) -> StopResult:
         start, end = match.start - self._released, match.end - self._released
         self._done = True
         self.matched = self._held[start:end]

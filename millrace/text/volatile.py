@@ -62,7 +62,7 @@ class Volatile:
     def __init__(self, patterns: Iterable[str] = ()) -> None:
         self._whole: list[re.Pattern[str]] = []
         self._within: list[re.Pattern[str]] = []
-        self._told = False
+        self._reported = False
         for pattern in patterns:
             if pattern == AUTO:
                 self._whole += map(re.compile, PATTERNS)
@@ -91,8 +91,8 @@ class Volatile:
                 message = {**message, "content": content} if count else message
                 lines += count
             found.append(message)
-        if lines and not self._told:
-            self._told = True
+        if lines and not self._reported:
+            self._reported = True
             log.info("volatile lines are taken out of system prompts: %d of the first", lines)
         return found, lines
 

@@ -21,7 +21,7 @@ class Tokens(NamedTuple):
     prompt: int
     cached: int
     """How many of them were not run again."""
-    made: int
+    generated: int
 
 
 @dataclass

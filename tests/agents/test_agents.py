@@ -145,7 +145,7 @@ def test_what_was_run_once_is_not_run_again(
     assert len(turns) == (3 if style == "hermes" else 2)
     for before, after in itertools.pairwise(turns):
         # The last token of an answer is never run: nothing was to follow it.
-        known = before.tokens.prompt + before.tokens.made - 1
+        known = before.tokens.prompt + before.tokens.generated - 1
         assert after.tokens.cached >= known, (before.tokens, after.tokens)
 
 

@@ -26,8 +26,8 @@ def serve_script(
     style: scripted.Style,
     *args: str,
 ) -> Iterator[Server]:
-    made = scripted.make(folder / "scripted", tokenizer_of, rules, style)
-    running = Server(str(made), "--trust-remote-code", *args).wait_ready()
+    generated = scripted.make(folder / "scripted", tokenizer_of, rules, style)
+    running = Server(str(generated), "--trust-remote-code", *args).wait_ready()
     yield running
     running.stop()
 
@@ -58,12 +58,12 @@ def prompt_tokens(usage: Any) -> int:
 
 def plain(message: anthropic.types.Message) -> dict[str, Any]:
     """A message without what may differ when it is asked for again: ids, and the cache's part."""
-    told: Any = message.to_dict()
-    for block in told["content"]:
+    reported: Any = message.to_dict()
+    for block in reported["content"]:
         block.pop("id", None)
         block.pop("parsed_output", None)
-    return {k: told[k] for k in ("content", "stop_reason", "stop_sequence", "model")} | {
+    return {k: reported[k] for k in ("content", "stop_reason", "stop_sequence", "model")} | {
         "prompt": prompt_tokens(message.usage),
         "made": message.usage.output_tokens,
-        "thought": told["usage"]["output_tokens_details"],
+        "thought": reported["usage"]["output_tokens_details"],
     }

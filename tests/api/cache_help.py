@@ -50,8 +50,8 @@ def wait_written(server: Server, patience: float = 20.0) -> None:
     """Until all that is in memory is on disk, too."""
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
-        told = report(server)
-        if told["disk"]["tokens"] >= told["memory"]["tokens"] > 0:
+        reported = report(server)
+        if reported["disk"]["tokens"] >= reported["memory"]["tokens"] > 0:
             return
         time.sleep(0.1)
-    raise TimeoutError(f"not written: {told}")
+    raise TimeoutError(f"not written: {reported}")

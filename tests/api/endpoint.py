@@ -37,7 +37,7 @@ class Said:
     finish: str
     """stop, length or calls."""
     prompt: int
-    made: int
+    generated: int
     matched: str | int | None = None
     """Where the protocol tells it."""
     thought: str = ""
@@ -141,10 +141,10 @@ class Endpoint:
         """The message of an error in the protocol's own shape."""
         return self.trouble(response.json())
 
-    def trouble(self, told: Any) -> str:
-        assert set(told) == {"error"}
-        assert set(told["error"]) == {"message", "type", "param", "code"}
-        return str(told["error"]["message"])
+    def trouble(self, reported: Any) -> str:
+        assert set(reported) == {"error"}
+        assert set(reported["error"]) == {"message", "type", "param", "code"}
+        return str(reported["error"]["message"])
 
     def __repr__(self) -> str:
         return self.name

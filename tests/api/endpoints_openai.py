@@ -57,7 +57,7 @@ class _OpenAI(Endpoint):
             finish="calls" if finish == "tool_calls" else finish,
             matched=choice["matched_stop"],
             prompt=usage["prompt_tokens"],
-            made=usage["completion_tokens"],
+            generated=usage["completion_tokens"],
             thinking=usage["completion_tokens_details"]["reasoning_tokens"],
             cached=usage["prompt_tokens_details"]["cached_tokens"],
             ids=tuple(c["id"] for c in calls),
@@ -133,19 +133,19 @@ class Responses(Endpoint):
         return value
 
     def read(self, answer: Any) -> Said:
-        made: dict[str, list[Any]] = {}
+        generated: dict[str, list[Any]] = {}
         for item in answer["output"]:
-            made.setdefault(item["type"], []).append(item)
-        calls, usage = made.get("function_call", []), answer["usage"]
+            generated.setdefault(item["type"], []).append(item)
+        calls, usage = generated.get("function_call", []), answer["usage"]
         finish = {"completed": "stop", "incomplete": "length"}[answer["status"]]
         return Said(
-            text=_parts(made.get("message", [])),
-            thought=_parts(made.get("reasoning", [])),
+            text=_parts(generated.get("message", [])),
+            thought=_parts(generated.get("reasoning", [])),
             calls=tuple(called(c["name"], c["arguments"]) for c in calls),
             finish="calls" if calls and finish == "stop" else finish,
             matched=answer.get("matched_stop"),
             prompt=usage["input_tokens"],
-            made=usage["output_tokens"],
+            generated=usage["output_tokens"],
             thinking=usage["output_tokens_details"]["reasoning_tokens"],
             cached=usage["input_tokens_details"]["cached_tokens"],
             ids=tuple(c["call_id"] for c in calls),
@@ -162,12 +162,12 @@ class Responses(Endpoint):
     def stream(self, client: httpx.Client, body: Mapping[str, Any], **more: Any) -> Said:
         with self.open(client, body, **more) as response:
             assert response.status_code == 200, response.read()
-            told = events(response)
-        said = self.read(check_order(told))
-        deltas = {kind: tuple(e["delta"] for e in told if e["type"] == f"response.{kind}.delta")
+            reported = events(response)
+        said = self.read(check_order(reported))
+        deltas = {kind: tuple(e["delta"] for e in reported if e["type"] == f"response.{kind}.delta")
                   for kind in ("output_text", "function_call_arguments")}  # fmt: skip
         pieces, spelled = deltas.values()
-        return Said(**{**vars(said), "pieces": pieces, "spelled": spelled, "raw": told})
+        return Said(**{**vars(said), "pieces": pieces, "spelled": spelled, "raw": reported})
 
 
 def _parts(items: Sequence[Any]) -> str:

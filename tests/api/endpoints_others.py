@@ -54,7 +54,7 @@ class Messages(Endpoint):
             finish={"max_tokens": "length", "tool_use": "calls"}.get(finish, "stop"),
             matched=answer["stop_sequence"],
             prompt=usage["input_tokens"] + cached + usage["cache_creation_input_tokens"],
-            made=usage["output_tokens"],
+            generated=usage["output_tokens"],
             thinking=usage["output_tokens_details"]["thinking_tokens"],
             cached=cached,
             ids=tuple(b["id"] for b in uses),
@@ -71,8 +71,8 @@ class Messages(Endpoint):
 
     def fold(self, found: list[Frame]) -> Said:
         assert all(f.name == f.data["type"] for f in found)
-        told = [f.data for f in found if f.name != "ping"]
-        first, *middle, delta, last = told
+        reported = [f.data for f in found if f.name != "ping"]
+        first, *middle, delta, last = reported
         assert (first["type"], delta["type"]) == ("message_start", "message_delta")
         assert last["type"] == self.end
         content: list[dict[str, Any]] = []
@@ -100,12 +100,12 @@ class Messages(Endpoint):
         message["content"] = [b for b in content if b.get("input", {}) is not None]
         pieces = tuple(p for parts in spelled.values() for p in parts)
         said = self.read(message)
-        return Said(**{**vars(said), "pieces": tuple(texts), "spelled": pieces, "raw": told})
+        return Said(**{**vars(said), "pieces": tuple(texts), "spelled": pieces, "raw": reported})
 
-    def trouble(self, told: Any) -> str:
-        assert set(told) == {"type", "error"} and told["type"] == "error"
-        assert {"type", "message"} <= set(told["error"]) <= {"type", "message", "details"}
-        return str(told["error"]["message"])
+    def trouble(self, reported: Any) -> str:
+        assert set(reported) == {"type", "error"} and reported["type"] == "error"
+        assert {"type", "message"} <= set(reported["error"]) <= {"type", "message", "details"}
+        return str(reported["error"]["message"])
 
 
 def _object(text: str) -> Any:
@@ -141,7 +141,7 @@ class Generate(Endpoint):
             finish=finish["type"],
             matched=meta["matched_stop"],
             prompt=meta["prompt_tokens"],
-            made=meta["completion_tokens"],
+            generated=meta["completion_tokens"],
             cached=meta["cached_tokens"],
             raw=answer,
         )
@@ -183,7 +183,7 @@ class Ollama(Endpoint):
             calls=tuple(called(f["name"], f["arguments"]) for f in functions),
             finish="calls" if calls and finish == "stop" else finish,
             prompt=answer["prompt_eval_count"],
-            made=answer["eval_count"],
+            generated=answer["eval_count"],
             ids=tuple(c["id"] for c in calls),
             turn=({"role": "assistant", **message},),
             raw=answer,
@@ -207,6 +207,6 @@ class Ollama(Endpoint):
         pieces = tuple(p for line in lines if (p := line["message"]["content"]))
         return Said(**{**vars(said), "pieces": pieces, "raw": lines})
 
-    def trouble(self, told: Any) -> str:
-        assert set(told) == {"error"}
-        return str(told["error"])
+    def trouble(self, reported: Any) -> str:
+        assert set(reported) == {"error"}
+        return str(reported["error"])

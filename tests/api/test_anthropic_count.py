@@ -108,14 +108,14 @@ def test_count_tokens_is_what_the_template_renders(tiny: Server, default_model: 
     from millrace.text.tokenizer import Tokenizer
 
     body = {"messages": HELLO, "system": "Be brief."}
-    told = tiny.post("/v1/messages/count_tokens", body)
+    reported = tiny.post("/v1/messages/count_tokens", body)
     rendered = "".join(
         f"<|im_start|>{role}\n{text}<|im_end|>\n"
         for role, text in (("system", "Be brief."), ("user", "hello"))
     )
     ids = Tokenizer(default_model).encode(rendered + "<|im_start|>assistant\n")
-    assert told.json() == {"input_tokens": len(ids)}
-    assert told.headers["request-id"]
+    assert reported.json() == {"input_tokens": len(ids)}
+    assert reported.headers["request-id"]
 
 
 def _said(client: anthropic.Anthropic, **fields: Any) -> str:
@@ -153,8 +153,8 @@ def test_the_async_client(tiny: Server) -> None:
             message = await stream.get_final_message()
         return text, message.usage.output_tokens
 
-    text, made = asyncio.run(ask())
-    assert made == 6
+    text, generated = asyncio.run(ask())
+    assert generated == 6
     assert text == _said(client_of(tiny), temperature=0)[: len(text)]
 
 

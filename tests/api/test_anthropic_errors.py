@@ -200,9 +200,11 @@ def _begun(server: Server, id: str) -> threading.Thread:
 def test_pings_errors_and_429_of_a_busy_server(small: Server) -> None:
     """One answer runs, one waits with pings, a third is told to come again later."""
     first = _begun(small, "first")
-    told: list[dict[str, Any]] = []
+    reported: list[dict[str, Any]] = []
     waiting = threading.Thread(
-        target=lambda: told.extend(events(small, LONG, headers=KEY | {"x-request-id": "second"}))
+        target=lambda: reported.extend(
+            events(small, LONG, headers=KEY | {"x-request-id": "second"})
+        )
     )
     waiting.start()
     time.sleep(0.7)
@@ -213,11 +215,11 @@ def test_pings_errors_and_429_of_a_busy_server(small: Server) -> None:
         small.http.delete(f"/v1/requests/{id}", headers=KEY)
     waiting.join(30)
     first.join(30)
-    kinds = [e["type"] for e in told]
+    kinds = [e["type"] for e in reported]
     assert kinds[0] == "message_start" and kinds.count("message_start") == 1
     assert kinds.count("ping") >= 2
     assert kinds[-1] == "error", "what ends early says so"
-    assert set(told[-1]["error"]) == {"type", "message"}
+    assert set(reported[-1]["error"]) == {"type", "message"}
 
 
 def test_an_error_in_a_stream_is_raised_by_the_sdk(small: Server) -> None:

@@ -17,8 +17,8 @@ from millrace.api.anthropic.blocks import Blocks, Folding
 from millrace.api.anthropic.effort import effort_word
 from millrace.api.anthropic.events import StreamEvent, encoded
 from millrace.api.anthropic.messages import conversation_of
-from millrace.api.anthropic.prepare import Prepared, prepare
-from millrace.api.anthropic.schema import Message, MessagesRequest, Prompt, Text
+from millrace.api.anthropic.prepare import PreparedRequest, prepare
+from millrace.api.anthropic.schema import AnthropicMessage, MessagesRequest, Prompt, Text
 from millrace.errors import BadRequest
 from millrace.text.deltas import (
     Content,
@@ -37,7 +37,7 @@ from millrace.text.tokenizer import Tokenizer
 
 
 def _turns(*messages: Any, system: Any = None) -> list[dict[str, Any]]:
-    return conversation_of(system, msgspec.convert(list(messages), list[Message]))
+    return conversation_of(system, msgspec.convert(list(messages), list[AnthropicMessage]))
 
 
 def _user(*blocks: Any) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def dialect(default_model: Path) -> Dialect:
     return Dialect(Tokenizer(default_model))
 
 
-def _prepared(dialect: Dialect, **fields: Any) -> Prepared:
+def _prepared(dialect: Dialect, **fields: Any) -> PreparedRequest:
     body = {"messages": [{"role": "user", "content": "hi"}]} | fields
     return prepare(msgspec.convert(body, Prompt), dialect)
 
@@ -244,7 +244,7 @@ def answers(draw: st.DrawFn) -> list[Any]:
     return pieces
 
 
-def _told(pieces: list[Any], finish: Finish, shows: bool = True) -> list[StreamEvent]:
+def _reported(pieces: list[Any], finish: Finish, shows: bool = True) -> list[StreamEvent]:
     blocks = Blocks("msg_1", "m", shows)
     usage = Usage(prompt=20, completion=7, cached=5, written=3, reasoning=2)
     stream = [p if isinstance(p, Idle) else Delta(0, p) for p in [*pieces, finish]]
@@ -253,11 +253,11 @@ def _told(pieces: list[Any], finish: Finish, shows: bool = True) -> list[StreamE
 
 @given(answers())
 def test_blocks_follow_each_other_and_fold_to_the_message(pieces: list[Any]) -> None:
-    told = [msgspec.to_builtins(e) for e in _told(pieces, Finish("stop"))]
-    assert [told[0]["type"], told[1]["type"]] == ["message_start", "ping"]
-    assert [e["type"] for e in told[-2:]] == ["message_delta", "message_stop"]
+    reported = [msgspec.to_builtins(e) for e in _reported(pieces, Finish("stop"))]
+    assert [reported[0]["type"], reported[1]["type"]] == ["message_start", "ping"]
+    assert [e["type"] for e in reported[-2:]] == ["message_delta", "message_stop"]
     open_at, number = None, 0
-    for event in told[2:-2]:
+    for event in reported[2:-2]:
         if event["type"] == "content_block_start":
             assert open_at is None and event["index"] == number
             open_at, number = number, number + 1
@@ -266,7 +266,7 @@ def test_blocks_follow_each_other_and_fold_to_the_message(pieces: list[Any]) -> 
             open_at = None if event["type"] == "content_block_stop" else open_at
     assert open_at is None
     folding = Folding()
-    for out in _told(pieces, Finish("stop")):
+    for out in _reported(pieces, Finish("stop")):
         folding.add(out)
     content = folding.message.content
     assert len(content) == number
@@ -276,14 +276,14 @@ def test_blocks_follow_each_other_and_fold_to_the_message(pieces: list[Any]) -> 
         type_ = Content if kind == "text" else Reasoning
         assert said == "".join(p.text for p in pieces if isinstance(p, type_))
     assert all(b["signature"] for b in whole if b["type"] == "thinking")
-    made = "".join(p.text for p in pieces if isinstance(p, ToolCallArguments))
-    assert "".join(json.dumps(b["input"]) for b in whole if b["type"] == "tool_use") == made
+    generated = "".join(p.text for p in pieces if isinstance(p, ToolCallArguments))
+    assert "".join(json.dumps(b["input"]) for b in whole if b["type"] == "tool_use") == generated
 
 
 def test_a_call_that_was_cut_off_is_left_out_of_the_whole() -> None:
     pieces = [Content("x"), *_calls(0, ['{"a": 1}']), *_calls(1, ['{"a": ', '"bc'])]
     folding = Folding()
-    for out in _told(pieces, Finish("length")):
+    for out in _reported(pieces, Finish("length")):
         folding.add(out)
     assert [type(b).__name__ for b in folding.message.content] == ["TextBlock", "ToolUseBlock"]
     assert folding.message.stop_reason == "max_tokens"
@@ -296,7 +296,7 @@ def test_reasons_usage_and_names_on_the_wire() -> None:
         (Finish("tool_calls"), "tool_use", None),
         (Finish("stop", "6"), "stop_sequence", "6"),
     ):
-        ending = msgspec.to_builtins(_told([], finish)[-2])
+        ending = msgspec.to_builtins(_reported([], finish)[-2])
         assert ending["delta"] == {"stop_reason": reason, "stop_sequence": stop}
         assert ending["usage"] == {
             "input_tokens": 12,
@@ -305,19 +305,19 @@ def test_reasons_usage_and_names_on_the_wire() -> None:
             "output_tokens": 7,
             "output_tokens_details": {"thinking_tokens": 2},
         }
-    assert encoded(_told([], Finish("stop"))[1]) == b'event: ping\ndata: {"type":"ping"}\n\n'
+    assert encoded(_reported([], Finish("stop"))[1]) == b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
 def test_idle_streams_begin_at_once_and_ping() -> None:
-    told = _told([Idle(), Idle(), Content("x")], Finish("stop"))
-    names = [str(type(e).__struct_config__.tag) for e in told]
+    reported = _reported([Idle(), Idle(), Content("x")], Finish("stop"))
+    names = [str(type(e).__struct_config__.tag) for e in reported]
     assert names[:4] == ["message_start", "ping", "ping", "content_block_start"]
     assert names.count("message_start") == 1
 
 
 def test_a_label_for_the_servers_books_is_not_said_to_the_model() -> None:
     label = Text(text="x-anthropic-billing-header: cc_version=1; session=2;")
-    hello = [Message(role="user", content="Hello")]
+    hello = [AnthropicMessage(role="user", content="Hello")]
     with_label = conversation_of([label, Text(text="Be kind.")], hello)
     assert with_label == conversation_of([Text(text="Be kind.")], hello)
     assert conversation_of([label], hello) == conversation_of(None, hello)

@@ -65,11 +65,11 @@ def test_a_thought_is_a_block_before_the_text(client: anthropic.Anthropic, wish:
 
 def test_the_events_of_a_thought(thinker: Server) -> None:
     body = {"max_tokens": 400, "messages": [{"role": "user", "content": "What is it?"}]}
-    told = [e for e in events(thinker, body) if e.get("index") == 0]
-    assert told[0]["content_block"] == {"type": "thinking", "thinking": "", "signature": ""}
-    kinds = [e["delta"]["type"] for e in told[1:-1]]
+    reported = [e for e in events(thinker, body) if e.get("index") == 0]
+    assert reported[0]["content_block"] == {"type": "thinking", "thinking": "", "signature": ""}
+    kinds = [e["delta"]["type"] for e in reported[1:-1]]
     assert kinds == ["thinking_delta"] * (len(kinds) - 1) + ["signature_delta"]
-    assert told[-1]["type"] == "content_block_stop"
+    assert reported[-1]["type"] == "content_block_stop"
 
 
 def test_thinking_switched_off(client: anthropic.Anthropic) -> None:
@@ -151,8 +151,8 @@ def test_a_thought_that_is_cut_off(client: anthropic.Anthropic) -> None:
 def test_claude_codes_request_to_a_model_that_thinks(
     thinker: Server, client: anthropic.Anthropic
 ) -> None:
-    told = events(thinker, claude_code.body(), headers=claude_code.HEADERS)
-    kinds = [e["content_block"]["type"] for e in told if e["type"] == "content_block_start"]
+    reported = events(thinker, claude_code.body(), headers=claude_code.HEADERS)
+    kinds = [e["content_block"]["type"] for e in reported if e["type"] == "content_block_start"]
     assert kinds == ["thinking", "text"]
     whole = thinker.post("/v1/messages?beta=true", claude_code.body() | {"stream": False})
     assert [b["type"] for b in whole.json()["content"]] == ["thinking", "text"]

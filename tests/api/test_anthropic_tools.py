@@ -82,16 +82,16 @@ def test_a_message_and_its_stream_are_the_same(client: anthropic.Anthropic) -> N
 
 def test_the_order_of_events_and_real_counts_from_the_start(hermes: Server) -> None:
     body = {"max_tokens": 200, "tools": TOOLS, "messages": [{"role": "user", "content": "mixed"}]}
-    told = events(hermes, body)
-    kinds = [e["type"] for e in told if e["type"] != "content_block_delta"]
+    reported = events(hermes, body)
+    kinds = [e["type"] for e in reported if e["type"] != "content_block_delta"]
     block = ["content_block_start", "content_block_stop"]
     assert kinds == ["message_start", "ping", *block * 3, "message_delta", "message_stop"]
-    starts = [e for e in told if e["type"] == "content_block_start"]
+    starts = [e for e in reported if e["type"] == "content_block_start"]
     assert [e["index"] for e in starts] == [0, 1, 2]
     assert [e["content_block"]["type"] for e in starts] == ["text", "tool_use", "text"]
     assert starts[1]["content_block"]["input"] == {}
     open_at = None
-    for event in told:
+    for event in reported:
         if event["type"] == "content_block_start":
             assert open_at is None
             open_at = event["index"]
@@ -99,20 +99,20 @@ def test_the_order_of_events_and_real_counts_from_the_start(hermes: Server) -> N
             assert event["index"] == open_at
             if event["type"] == "content_block_stop":
                 open_at = None
-    begun, ended = told[0]["message"]["usage"], told[-2]["usage"]
+    begun, ended = reported[0]["message"]["usage"], reported[-2]["usage"]
     inputs = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
     counted = hermes.post("/v1/messages/count_tokens", body).json()["input_tokens"]
     for usage in (begun, ended):
         assert sum(usage[k] for k in inputs) == counted
-    assert told[0]["message"]["stop_reason"] is None
-    assert told[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+    assert reported[0]["message"]["stop_reason"] is None
+    assert reported[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
 
 
 def test_what_the_cache_gave_is_told_at_the_start_and_at_the_end(hermes: Server) -> None:
     body = {"max_tokens": 2, "messages": [{"role": "user", "content": "a prompt to keep " * 9}]}
     events(hermes, body)
-    told = events(hermes, body)
-    begun, ended = told[0]["message"]["usage"], told[-2]["usage"]
+    reported = events(hermes, body)
+    begun, ended = reported[0]["message"]["usage"], reported[-2]["usage"]
     assert begun["cache_read_input_tokens"] == ended["cache_read_input_tokens"] > 20
     assert begun["input_tokens"] + begun["cache_creation_input_tokens"] == 1
 
@@ -233,15 +233,15 @@ def test_a_truncated_call_is_reported_as_max_tokens(
     text = "".join(b.text for b in whole.content if b.type == "text")
     assert text == "".join(b.text for b in streamed.content if b.type == "text")
     assert "I begin.".startswith(text.rstrip())
-    told = events(hermes, {"max_tokens": limit, "messages": asked, "tools": TOOLS})
-    made = "".join(
+    reported = events(hermes, {"max_tokens": limit, "messages": asked, "tools": TOOLS})
+    generated = "".join(
         e["delta"]["partial_json"]
-        for e in told
+        for e in reported
         if e["type"] == "content_block_delta" and e["delta"]["type"] == "input_json_delta"
     )
     uses = [b.input for b in whole.content if b.type == "tool_use"]
     try:
-        assert uses == [json.loads(made)]
+        assert uses == [json.loads(generated)]
     except ValueError:
         assert uses == []
 
@@ -320,14 +320,14 @@ def test_system_as_text_and_as_blocks_and_in_the_middle(
 
 def test_claude_codes_request_is_answered_and_counted(hermes: Server) -> None:
     body = claude_code.body()
-    told = events(hermes, body, headers=claude_code.HEADERS, params={"beta": "true"})
-    assert "".join(_texts(told)) == "Hello there, friend."
+    reported = events(hermes, body, headers=claude_code.HEADERS, params={"beta": "true"})
+    assert "".join(_texts(reported)) == "Hello there, friend."
     counted = hermes.post(
         "/v1/messages/count_tokens?beta=true",
         {k: body[k] for k in ("system", "messages", "tools", "thinking", "context_management")},
         headers=claude_code.HEADERS,
     ).json()["input_tokens"]
-    usage = told[-2]["usage"]
+    usage = reported[-2]["usage"]
     assert sum(v for k, v in usage.items() if "input" in k) == counted > 3000
     whole = hermes.post("/v1/messages?beta=true", body | {"stream": False})
     assert whole.headers["x-millrace-ignored"] == "output_config.effort, thinking"
@@ -336,8 +336,8 @@ def test_claude_codes_request_is_answered_and_counted(hermes: Server) -> None:
     assert more.headers["x-millrace-ignored"] == "tools.web_search"
 
 
-def _texts(told: list[dict[str, Any]]) -> list[str]:
-    deltas = [e["delta"] for e in told if e["type"] == "content_block_delta"]
+def _texts(reported: list[dict[str, Any]]) -> list[str]:
+    deltas = [e["delta"] for e in reported if e["type"] == "content_block_delta"]
     return [d["text"] for d in deltas if d["type"] == "text_delta"]
 
 

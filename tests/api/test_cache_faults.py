@@ -113,8 +113,8 @@ def test_a_damaged_file(start: Start, left: Left, copy: Path, fault: str) -> Non
     server = start(*_options(left.model, copy)).wait_ready()
     for _ in range(2):
         assert _texts(complete(server, PROMPT)) == _texts(left.answer)
-    told = report(server)
-    assert told["hits"]["disk"] == 0 and told["disk"]["error"]
+    reported = report(server)
+    assert reported["hits"]["disk"] == 0 and reported["disk"]["error"]
     assert cached(complete(server, PROMPT)) == left.answer["usage"]["prompt_tokens"] - 1
     assert _warnings(server) == 1
 
@@ -148,8 +148,8 @@ def test_two_servers_on_one_folder(start: Start, left: Left, copy: Path) -> None
         assert _texts(complete(server, PROMPT)) == _texts(left.answer)
     length = left.answer["usage"]["prompt_tokens"]
     assert report(first)["disk"]["tokens_saved"] == length - 1
-    told = report(second)["disk"]
-    assert told["tokens_saved"] == 0 and "Another server" in told["error"]
+    reported = report(second)["disk"]
+    assert reported["tokens_saved"] == 0 and "Another server" in reported["error"]
     assert (_warnings(first), _warnings(second)) == (0, 1)
     # It has a cache in memory all the same.
     assert cached(complete(second, PROMPT)) == length - 1

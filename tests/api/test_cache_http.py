@@ -128,8 +128,10 @@ def hybrid(
     request: pytest.FixtureRequest, default_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
     """Models with state that cannot be cut: recurrent layers, and windows long since full."""
-    made = tiny_shapes.make(tmp_path_factory.mktemp(request.param), default_model, request.param)
-    running = Server(str(made), "--name", "tiny").wait_ready()
+    generated = tiny_shapes.make(
+        tmp_path_factory.mktemp(request.param), default_model, request.param
+    )
+    running = Server(str(generated), "--name", "tiny").wait_ready()
     yield running
     running.stop()
 
@@ -214,8 +216,8 @@ def test_emptying(tiny: Server, path: str) -> None:
     assert cached(complete(tiny, prompt)) > 0
     held = report(tiny)["memory"]["bytes"]
     if path == "/v1/cache":
-        told = tiny.http.delete(f"{path}").json()
-        assert told == {"dropped": [{"name": "tiny", "memory_bytes": held, "disk_bytes": 0}]}
+        reported = tiny.http.delete(f"{path}").json()
+        assert reported == {"dropped": [{"name": "tiny", "memory_bytes": held, "disk_bytes": 0}]}
     else:
         assert tiny.post(path, {}).text == "Cache flushed."
     empty = report(tiny)["memory"]
@@ -318,10 +320,10 @@ def test_warm_from_a_file_without_volatile_lines(
             assert response.headers["x-millrace-stripped"] == "1 line", path
     plain = server.post("/v1/chat/completions", {"messages": [_user("Hm?")], "max_tokens": 1})
     assert "x-millrace-stripped" not in plain.headers
-    told = server.post(
+    reported = server.post(
         "/v1/chat/completions", {"messages": [system, _user("Hm?")], "max_tokens": 1}
     )
-    assert run(told.json()) <= 8
+    assert run(reported.json()) <= 8
     assert server.log().count("volatile lines are taken out") == 1
 
 
@@ -330,8 +332,8 @@ def test_a_server_without_a_cache(start: Callable[..., Server], folder: Path) ->
     prompt = text(40, 17)
     complete(server, prompt)
     assert cached(complete(server, prompt)) == 0
-    told = report(server)
-    assert not told["enabled"] and told["memory"]["bytes"] == 0
+    reported = report(server)
+    assert not reported["enabled"] and reported["memory"]["bytes"] == 0
     assert server.post("/v1/cache/warm", {"prompts": ["x"]}).status_code == 400
     assert server.post("/flush_cache", {}).text == "There is no cache to flush."
 

@@ -69,8 +69,10 @@ def test_litellm(agent: Server) -> None:
     call = called.message.tool_calls[0]
     assert call.function.name == "get_weather"
     results = [{"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
-    told = litellm.completion(messages=[*weather, called.message, *results], tools=[TOOL], **asked)
-    assert told.choices[0].message.content == "It is sunny in Paris."
+    reported = litellm.completion(
+        messages=[*weather, called.message, *results], tools=[TOOL], **asked
+    )
+    assert reported.choices[0].message.content == "It is sunny in Paris."
     with pytest.raises(litellm.AuthenticationError):
         litellm.completion(messages=hello, **asked | {"api_key": "sk-wrong"})
 
@@ -91,8 +93,8 @@ def test_langchain(agent: Server) -> None:
     (call,) = answer.tool_calls
     assert (call["name"], call["args"]) == ("get_weather", {"city": "Paris"})
     result = {"role": "tool", "tool_call_id": call["id"], "content": get_weather(**call["args"])}
-    told = armed.invoke([{"role": "user", "content": "weather?"}, answer, result])
-    assert told.content == "It is sunny in Paris."
+    reported = armed.invoke([{"role": "user", "content": "weather?"}, answer, result])
+    assert reported.content == "It is sunny in Paris."
 
 
 def test_pydantic_ai(agent: Server) -> None:

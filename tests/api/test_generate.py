@@ -247,9 +247,9 @@ def test_logprobs_of_answer_and_prompt(tiny: Server, tokenizer: Tokenizer) -> No
     }
     answer = _whole(tiny, body)
     meta = answer["meta_info"]
-    made = meta["output_token_logprobs"]
-    assert [i for _, i, _ in made] == answer["output_ids"]
-    assert "".join(text for _, _, text in made) == answer["text"]
+    generated = meta["output_token_logprobs"]
+    assert [i for _, i, _ in generated] == answer["output_ids"]
+    assert "".join(text for _, _, text in generated) == answer["text"]
     assert [top[0][1] for top in meta["output_top_logprobs"]] == answer["output_ids"], "greedy"
     assert all(len(top) == 3 for top in meta["output_top_logprobs"])
     given = meta["input_token_logprobs"]
@@ -263,12 +263,12 @@ def test_logprobs_of_answer_and_prompt(tiny: Server, tokenizer: Tokenizer) -> No
         {"prompt": "Once upon a time", "temperature": 0, "max_tokens": 8, "logprobs": 3}
         | {"echo": True, "ignore_eos": True},
     ).json()["choices"][0]["logprobs"]["token_logprobs"]
-    ours = [p for p, _, _ in given + made]
+    ours = [p for p, _, _ in given + generated]
     assert ours[1:] == pytest.approx(reference[1:], abs=1e-4)
 
     later = _whole(tiny, body | {"logprob_start_len": 2, "return_text_in_logprobs": False})
-    told = [t[:2] for t in later["meta_info"]["input_token_logprobs"]]
-    assert told == _near([g[:2] for g in given[2:]])
+    reported = [t[:2] for t in later["meta_info"]["input_token_logprobs"]]
+    assert reported == _near([g[:2] for g in given[2:]])
     assert {t[2] for t in later["meta_info"]["output_token_logprobs"]} == {None}
     plain = _whole(tiny, {"text": "Once", "sampling_params": GREEDY, "return_logprob": True})
     assert plain["meta_info"]["input_token_logprobs"] == []

@@ -315,13 +315,13 @@ def test_stored_responses_are_their_keys_own(
         return httpx.request(method, url, json=body, headers=_bearer(key), timeout=60)
 
     body = {"input": "hi", "max_output_tokens": 2, "ignore_eos": True}
-    made = ask("sk-ann", "POST", "/responses", body).json()
+    generated = ask("sk-ann", "POST", "/responses", body).json()
     talk = ask("sk-ann", "POST", "/conversations", {"items": []}).json()["id"]
-    response, said = f"/responses/{made['id']}", {"type": "item_reference"}
+    response, said = f"/responses/{generated['id']}", {"type": "item_reference"}
     further = [
-        {"previous_response_id": made["id"]},
+        {"previous_response_id": generated["id"]},
         {"conversation": talk},
-        {"input": [said | {"id": made["output"][0]["id"]}]},
+        {"input": [said | {"id": generated["output"][0]["id"]}]},
     ]
     for more in further:
         assert ask("sk-bob", "POST", "/responses", body | more).status_code == 404

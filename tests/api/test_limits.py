@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.api.gate import anthropic_headers, duration, openai_headers
-from millrace.api.limits import Limits, Standing
+from millrace.api.limits import RateLimits, Standing
+from millrace.api.middleware import anthropic_headers, duration, openai_headers
 from millrace.errors import RateLimited
 
 STEPS = st.lists(
@@ -31,7 +31,7 @@ def test_no_stretch_of_time_grants_more_than_its_share(
     steps: list[tuple[float, int]], limit: int
 ) -> None:
     clock = Clock()
-    limits = Limits(limit, None, clock)
+    limits = RateLimits(limit, None, clock)
     granted: list[float] = []
     for pause, _ in steps:
         clock.now += pause
@@ -50,7 +50,7 @@ def test_a_refused_caller_is_let_in_when_it_was_told(
     steps: list[tuple[float, int]], requests: int, tokens: int
 ) -> None:
     clock = Clock()
-    limits = Limits(requests, tokens, clock)
+    limits = RateLimits(requests, tokens, clock)
     for pause, cost in steps:
         clock.now += pause
         try:
@@ -66,7 +66,7 @@ def test_a_refused_caller_is_let_in_when_it_was_told(
 @given(STEPS, st.integers(1, 500))
 def test_tokens_are_lent_once_and_paid_back(steps: list[tuple[float, int]], limit: int) -> None:
     clock = Clock()
-    limits = Limits(None, limit, clock)
+    limits = RateLimits(None, limit, clock)
     start, spent = clock.now, 0
     for pause, cost in steps:
         clock.now += pause
@@ -82,7 +82,7 @@ def test_tokens_are_lent_once_and_paid_back(steps: list[tuple[float, int]], limi
 @given(STEPS)
 def test_one_callers_use_is_not_anothers(steps: list[tuple[float, int]]) -> None:
     clock = Clock()
-    limits = Limits(3, 10, clock)
+    limits = RateLimits(3, 10, clock)
     for pause, cost in steps:
         clock.now += pause
         try:
@@ -96,7 +96,7 @@ def test_one_callers_use_is_not_anothers(steps: list[tuple[float, int]]) -> None
 
 def test_a_refusal_names_the_limit_and_costs_nothing() -> None:
     clock = Clock()
-    limits = Limits(2, None, clock)
+    limits = RateLimits(2, None, clock)
     limits.admit("a")
     limits.admit("a")
     for _ in range(3):
@@ -108,7 +108,7 @@ def test_a_refusal_names_the_limit_and_costs_nothing() -> None:
 
 def test_a_clock_that_goes_back_grants_nothing() -> None:
     clock = Clock()
-    limits = Limits(1, None, clock)
+    limits = RateLimits(1, None, clock)
     limits.admit("a")
     clock.now -= 500
     with pytest.raises(RateLimited):
@@ -119,7 +119,7 @@ def test_a_clock_that_goes_back_grants_nothing() -> None:
 
 def test_callers_of_the_past_are_forgotten() -> None:
     clock = Clock()
-    limits = Limits(1, None, clock)
+    limits = RateLimits(1, None, clock)
     for number in range(20_000):
         clock.now += 0.5
         limits.admit(str(number))
@@ -127,8 +127,8 @@ def test_callers_of_the_past_are_forgotten() -> None:
 
 
 def test_no_limit_is_no_limit() -> None:
-    assert not Limits(None, None)
-    assert Limits(None, 5)
+    assert not RateLimits(None, None)
+    assert RateLimits(None, 5)
 
 
 @pytest.mark.parametrize(

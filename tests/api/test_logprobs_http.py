@@ -76,9 +76,9 @@ def _check_chat(
     tokenizer: Tokenizer, prompt: list[int], entries: list[dict[str, Any]], forward: Forward
 ) -> None:
     size = np.zeros(len(tokenizer.vocabulary))
-    made = _token_ids(tokenizer, entries, size)
-    table = forward([*prompt, *made])[len(prompt) - 1 :]
-    for entry, token, row in zip(entries, made, table, strict=False):
+    generated = _token_ids(tokenizer, entries, size)
+    table = forward([*prompt, *generated])[len(prompt) - 1 :]
+    for entry, token, row in zip(entries, generated, table, strict=False):
         assert abs(entry["logprob"] - row[token]) < WITHIN
         top = entry["top_logprobs"]
         _same([t["logprob"] for t in top], sorted(row, reverse=True)[: len(top)])

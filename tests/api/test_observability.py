@@ -168,7 +168,7 @@ def test_json_logs_are_one_object_a_line_with_the_request_id(
     (ended,) = [r for r in records if r.get("id") == "logged-1"]
     assert ended["outcome"] == "ok"
     assert ended["endpoint"] == "/v1/completions"
-    assert (ended["prompt_tokens"], ended["made_tokens"]) == (1, 4)
+    assert (ended["prompt_tokens"], ended["generated_tokens"]) == (1, 4)
     assert ended["seconds"] >= ended["ttft"] > 0
     assert any(r["level"] == "error" and "engine is gone" in r["message"] for r in records)
 

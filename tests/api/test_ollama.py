@@ -17,7 +17,7 @@ from conftest import Server
 from scripted import Rule, call, think
 
 from millrace.api.ollama.messages import to_openai
-from millrace.api.ollama.schema import CalledFunction, Message, ToolCall
+from millrace.api.ollama.schema import OllamaCalledFunction, OllamaMessage, OllamaToolCall
 
 GREEDY = {"temperature": 0}
 SCHEMA = {
@@ -146,8 +146,8 @@ def test_async(hermes: Server) -> None:
             streamed = ""
             async for part in await client.chat("hermes", _user("hi"), stream=True, options=GREEDY):
                 streamed += part.message.content or ""
-            made = await client.generate("hermes", "hi", options=GREEDY)
-            return whole.message.content or "", streamed, made.response or ""
+            generated = await client.generate("hermes", "hi", options=GREEDY)
+            return whole.message.content or "", streamed, generated.response or ""
 
     assert len(set(asyncio.run(ask()))) == 1
 
@@ -233,8 +233,12 @@ def test_formats(client: ollama.Client) -> None:
         answer = client.chat("hermes", _user("hi"), format=SCHEMA, options=GREEDY, stream=stream)
         text = _joined(answer).content if stream else answer.message.content
         jsonschema.validate(json.loads(text or ""), SCHEMA)
-    made = client.generate("hermes", "hi", format="json", options=GREEDY | {"num_predict": 400})
-    assert made.done_reason == "length" or isinstance(json.loads(made.response or ""), dict)
+    generated = client.generate(
+        "hermes", "hi", format="json", options=GREEDY | {"num_predict": 400}
+    )
+    assert generated.done_reason == "length" or isinstance(
+        json.loads(generated.response or ""), dict
+    )
 
 
 def test_thoughts_come_apart(thinker: Server) -> None:
@@ -251,8 +255,8 @@ def test_thoughts_come_apart(thinker: Server) -> None:
     assert (thinking, content) == ("A greeting, then.", "Good day.")
     off = client.chat("thinker", _user("hi"), think=False, options=GREEDY)
     assert (off.message.thinking, off.message.content) == (None, "Good day.")
-    made = client.generate("thinker", "hi", think=True, options=GREEDY)
-    assert (made.thinking, made.response) == ("A greeting, then.", "Good day.")
+    generated = client.generate("thinker", "hi", think=True, options=GREEDY)
+    assert (generated.thinking, generated.response) == ("A greeting, then.", "Good day.")
     called = client.chat("thinker", _user("weather"), tools=[forecast], options=GREEDY)
     assert called.message.thinking == "I should look."
     assert called.message.tool_calls
@@ -273,23 +277,23 @@ def test_effort_and_context_of_a_harmony_model(harmony: Server) -> None:
 
 def test_results_find_their_calls() -> None:
     calls = [
-        ToolCall(CalledFunction("add", {"a": 1})),
-        ToolCall(CalledFunction("forecast", {}), id="mine"),
-        ToolCall(CalledFunction("add", {"a": 2})),
+        OllamaToolCall(OllamaCalledFunction("add", {"a": 1})),
+        OllamaToolCall(OllamaCalledFunction("forecast", {}), id="mine"),
+        OllamaToolCall(OllamaCalledFunction("add", {"a": 2})),
     ]
     said = to_openai(
         [
-            Message("assistant", thinking="Hm.", tool_calls=calls),
-            Message("tool", "sun", tool_name="forecast"),
-            Message("tool", "1"),
-            Message("tool", "2", tool_name="add"),
-            Message("tool", "3"),
+            OllamaMessage("assistant", thinking="Hm.", tool_calls=calls),
+            OllamaMessage("tool", "sun", tool_name="forecast"),
+            OllamaMessage("tool", "1"),
+            OllamaMessage("tool", "2", tool_name="add"),
+            OllamaMessage("tool", "3"),
         ]
     )
     ids = [c["id"] for c in said[0]["tool_calls"]]
     assert ids[1] == "mine" and said[0]["reasoning_content"] == "Hm."
-    told = [(m.get("tool_call_id"), m.get("name")) for m in said[1:]]
-    assert told == [("mine", "forecast"), (ids[0], "add"), (ids[2], "add"), (None, None)]
+    reported = [(m.get("tool_call_id"), m.get("name")) for m in said[1:]]
+    assert reported == [("mine", "forecast"), (ids[0], "add"), (ids[2], "add"), (None, None)]
 
 
 def test_a_model_that_does_not_think_says_so(client: ollama.Client, hermes: Server) -> None:
@@ -330,8 +334,8 @@ def test_a_context_is_gone_on_from(client: ollama.Client, hermes: Server) -> Non
     assert list(second.context or [])[: len(rendered)] == rendered, "as the template writes it"
     cut = client.generate("hermes", "count", options=GREEDY | {"stop": [", 4"]})
     assert cut.response == "1, 2, 3"
-    told = hermes.post("/detokenize", {"tokens": cut.context}).json()["text"]
-    assert told.endswith("1, 2, 3")
+    reported = hermes.post("/detokenize", {"tokens": cut.context}).json()["text"]
+    assert reported.endswith("1, 2, 3")
     after = client.generate("hermes", "again", context=cut.context, options=GREEDY)
     assert after.response == "Yes, again."
     with pytest.raises(ollama.ResponseError, match="context"):

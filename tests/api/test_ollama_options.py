@@ -26,7 +26,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory, default_model: Path) -> Itera
     running.stop()
 
 
-def _made(server: Server, **options: Any) -> dict[str, Any]:
+def _generated(server: Server, **options: Any) -> dict[str, Any]:
     body = {"prompt": "Once", "raw": True, "stream": False}
     response = server.post("/api/generate", body | {"options": {"num_predict": 8} | options})
     assert response.status_code == 200, response.text
@@ -34,33 +34,37 @@ def _made(server: Server, **options: Any) -> dict[str, Any]:
 
 
 def test_sampling_options_have_their_effect(tiny: Server) -> None:
-    greedy = _made(tiny, temperature=0)
+    greedy = _generated(tiny, temperature=0)
     assert greedy["done_reason"] == "length" and greedy["eval_count"] == 8
     text = greedy["response"]
     for same in ({"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}):
-        assert _made(tiny, temperature=1.0, **same)["response"] == text
-    drawn = _made(tiny, temperature=1.0, seed=7)["response"]
-    assert _made(tiny, temperature=1.0, seed=7)["response"] == drawn
-    assert _made(tiny, temperature=1.0, seed=8)["response"] != drawn
-    assert _made(tiny, temperature=1.0, seed=-1)["response"]
-    assert _made(tiny, temperature=1.0, seed=7, typical_p=0.01)["response"] != drawn
-    penalised = _made(tiny, temperature=0, repeat_penalty=50.0)["response"]
+        assert _generated(tiny, temperature=1.0, **same)["response"] == text
+    drawn = _generated(tiny, temperature=1.0, seed=7)["response"]
+    assert _generated(tiny, temperature=1.0, seed=7)["response"] == drawn
+    assert _generated(tiny, temperature=1.0, seed=8)["response"] != drawn
+    assert _generated(tiny, temperature=1.0, seed=-1)["response"]
+    assert _generated(tiny, temperature=1.0, seed=7, typical_p=0.01)["response"] != drawn
+    penalised = _generated(tiny, temperature=0, repeat_penalty=50.0)["response"]
     assert penalised != text
-    assert _made(tiny, temperature=0, repeat_penalty=50.0, repeat_last_n=0)["response"] == text
+    assert _generated(tiny, temperature=0, repeat_penalty=50.0, repeat_last_n=0)["response"] == text
     start = text[: len(text) // 2]
-    stopped = _made(tiny, temperature=0, stop=[text[len(start) : len(start) + 2]])
+    stopped = _generated(tiny, temperature=0, stop=[text[len(start) : len(start) + 2]])
     assert stopped["done_reason"] == "stop" and text.startswith(stopped["response"])
 
 
 def test_what_has_no_effect_is_named(tiny: Server) -> None:
-    assert _made(tiny, repeat_last_n=64)["ignored"] is None, "without a penalty it changes nothing"
-    assert _made(tiny, repeat_last_n=64, repeat_penalty=1.1)["ignored"] == "options.repeat_last_n"
+    assert _generated(tiny, repeat_last_n=64)["ignored"] is None, (
+        "without a penalty it changes nothing"
+    )
+    assert (
+        _generated(tiny, repeat_last_n=64, repeat_penalty=1.1)["ignored"] == "options.repeat_last_n"
+    )
     for whole in ({"repeat_last_n": -1}, {"repeat_last_n": 4096, "num_ctx": 4096}):
-        assert _made(tiny, repeat_penalty=1.1, **whole)["ignored"] is None
-    assert _made(tiny, num_ctx=8192)["ignored"] is None
-    assert _made(tiny, num_ctx=99999)["ignored"] == "options.num_ctx"
-    assert _made(tiny, num_gpu=1, num_thread=4, num_keep=5, mirostat=0)["ignored"] is None
-    assert _made(tiny, sparkle=1)["ignored"] == "options.sparkle"
+        assert _generated(tiny, repeat_penalty=1.1, **whole)["ignored"] is None
+    assert _generated(tiny, num_ctx=8192)["ignored"] is None
+    assert _generated(tiny, num_ctx=99999)["ignored"] == "options.num_ctx"
+    assert _generated(tiny, num_gpu=1, num_thread=4, num_keep=5, mirostat=0)["ignored"] is None
+    assert _generated(tiny, sparkle=1)["ignored"] == "options.sparkle"
     body = {"messages": HELLO, "stream": False, "glitter": 1, "options": {"num_predict": 1}}
     response = tiny.post("/api/chat", body | {"keep_alive": "5m"})
     assert response.headers["x-millrace-ignored"] == "glitter"

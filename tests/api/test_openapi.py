@@ -236,7 +236,7 @@ def _attempt(
     operation: Any, mode: Any, count: int, document: dict[str, Any], described: dict[str, Any]
 ) -> Counter[int]:
     """Random requests to one endpoint, valid or not; their statuses."""
-    made, dice = Counter[int](), random.Random(os.getpid() if CASES else 0)
+    generated, dice = Counter[int](), random.Random(os.getpid() if CASES else 0)
 
     @seed(os.getpid() if CASES else 0)
     @settings(
@@ -250,7 +250,7 @@ def _attempt(
     def attempt(case: Any) -> None:
         _sounder(case, dice)
         answer = case.call(timeout=60)
-        made[answer.status_code] += 1
+        generated[answer.status_code] += 1
         response = httpx.Response(
             answer.status_code,
             headers=[(name, value) for name, values in answer.headers.items() for value in values],
@@ -266,4 +266,4 @@ def _attempt(
         attempt()
     except Unsatisfiable:  # nothing about it can be wrong
         pass
-    return made
+    return generated

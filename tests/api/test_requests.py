@@ -129,8 +129,8 @@ def test_the_id_is_the_clients_or_a_fresh_one(server: Server, path: str, stream:
     fresh = [server.post(path, body).headers["x-request-id"] for _ in range(2)]
     assert chosen.headers["x-request-id"] == "My_own.id:1-2"
     assert len(set(fresh)) == 2
-    told = _events(chosen)[0]["id"] if stream else chosen.json()["id"]
-    assert told == "My_own.id:1-2"
+    reported = _events(chosen)[0]["id"] if stream else chosen.json()["id"]
+    assert reported == "My_own.id:1-2"
 
 
 def test_an_id_in_use_is_refused_and_the_first_goes_on(

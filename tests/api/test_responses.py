@@ -33,7 +33,7 @@ SHORT: Any = {"model": "tiny", "temperature": 0, "max_output_tokens": 8}
 
 
 def test_create_has_all_that_the_sdk_knows(tiny: Server, client: openai.OpenAI) -> None:
-    made = client.responses.create(
+    generated = client.responses.create(
         input="Hello",
         instructions="Be brief.",
         metadata={"topic": "demo"},
@@ -44,15 +44,21 @@ def test_create_has_all_that_the_sdk_knows(tiny: Server, client: openai.OpenAI) 
         max_tool_calls=3,
         **SHORT,
     )
-    assert made.id.startswith("resp_") and made.object == "response"
-    assert made.status == "incomplete"
-    assert made.incomplete_details and made.incomplete_details.reason == "max_output_tokens"
-    assert made.output[0].id and made.output[0].id.startswith("msg_")
-    assert made.usage and made.usage.output_tokens == 8
-    assert made.usage.total_tokens == made.usage.input_tokens + 8
-    assert (made.instructions, made.metadata, made.user) == ("Be brief.", {"topic": "demo"}, "me")
-    again = client.responses.retrieve(made.id)
-    assert again.output_text == made.output_text and again.usage == made.usage
+    assert generated.id.startswith("resp_") and generated.object == "response"
+    assert generated.status == "incomplete"
+    assert (
+        generated.incomplete_details and generated.incomplete_details.reason == "max_output_tokens"
+    )
+    assert generated.output[0].id and generated.output[0].id.startswith("msg_")
+    assert generated.usage and generated.usage.output_tokens == 8
+    assert generated.usage.total_tokens == generated.usage.input_tokens + 8
+    assert (generated.instructions, generated.metadata, generated.user) == (
+        "Be brief.",
+        {"topic": "demo"},
+        "me",
+    )
+    again = client.responses.retrieve(generated.id)
+    assert again.output_text == generated.output_text and again.usage == generated.usage
 
 
 def test_behaviour_9_streamed_equals_whole(tiny: Server) -> None:
@@ -79,10 +85,10 @@ class Weather(pydantic.BaseModel):
 
 
 def test_behaviour_32_text_format_json_schema(client: openai.OpenAI) -> None:
-    made = client.responses.parse(
+    generated = client.responses.parse(
         model="tiny", input="Weather?", text_format=Weather, max_output_tokens=60
     )
-    assert isinstance(made.output_parsed, Weather)
+    assert isinstance(generated.output_parsed, Weather)
     with client.responses.stream(
         model="tiny", input="Weather?", text_format=Weather, max_output_tokens=60
     ) as streamed:
@@ -141,23 +147,23 @@ def test_input_items_come_in_pages(client: openai.OpenAI) -> None:
 
 
 def test_delete_is_for_good(client: openai.OpenAI) -> None:
-    made = client.responses.create(input="Forget me.", **SHORT)
-    client.responses.delete(made.id)
+    generated = client.responses.create(input="Forget me.", **SHORT)
+    client.responses.delete(generated.id)
     with pytest.raises(openai.NotFoundError):
-        client.responses.retrieve(made.id)
+        client.responses.retrieve(generated.id)
     with pytest.raises(openai.NotFoundError):
-        client.responses.create(input="x", previous_response_id=made.id, **SHORT)
+        client.responses.create(input="x", previous_response_id=generated.id, **SHORT)
 
 
 def test_conversations(client: openai.OpenAI) -> None:
     talk = client.conversations.create(
         items=[{"role": "user", "content": "My name is Ada."}], metadata={"a": "b"}
     )
-    made = client.responses.create(input="Who am I?", conversation=talk.id, **SHORT)
-    assert made.conversation and made.conversation.id == talk.id
+    generated = client.responses.create(input="Who am I?", conversation=talk.id, **SHORT)
+    assert generated.conversation and generated.conversation.id == talk.id
     listed = list(client.conversations.items.list(talk.id, order="asc"))
     assert [getattr(i, "role", "") for i in listed] == ["user", "user", "assistant"]
-    assert listed[-1].id == made.output[0].id
+    assert listed[-1].id == generated.output[0].id
     by_hand = client.responses.create(
         input=[
             {"role": "user", "content": "My name is Ada."},
@@ -165,21 +171,21 @@ def test_conversations(client: openai.OpenAI) -> None:
         ],
         **SHORT,
     )
-    assert by_hand.usage and made.usage
-    assert by_hand.usage.input_tokens == made.usage.input_tokens
+    assert by_hand.usage and generated.usage
+    assert by_hand.usage.input_tokens == generated.usage.input_tokens
     added = client.conversations.items.create(talk.id, items=[{"role": "user", "content": "x"}])
     assert client.conversations.items.retrieve(added.data[0].id, conversation_id=talk.id)  # type: ignore[arg-type]
     client.conversations.items.delete(added.data[0].id, conversation_id=talk.id)  # type: ignore[arg-type]
-    told: Any = client.responses.create(
+    reported: Any = client.responses.create(
         input="And?", conversation={"id": talk.id}, stream=True, **SHORT
     )
-    assert [event.type for event in told][-1] == "response.incomplete"
+    assert [event.type for event in reported][-1] == "response.incomplete"
     assert len(list(client.conversations.items.list(talk.id, limit=2))) == 5
     assert client.conversations.update(talk.id, metadata={"c": "d"}).metadata == {"c": "d"}
     assert client.conversations.retrieve(talk.id).metadata == {"c": "d"}
     with pytest.raises(openai.BadRequestError, match="not both"):
         client.responses.create(
-            input="x", conversation=talk.id, previous_response_id=made.id, **SHORT
+            input="x", conversation=talk.id, previous_response_id=generated.id, **SHORT
         )
     with pytest.raises(openai.BadRequestError, match="store"):
         client.responses.create(input="x", conversation=talk.id, store=False, **SHORT)
@@ -189,15 +195,17 @@ def test_conversations(client: openai.OpenAI) -> None:
 
 
 def test_item_references_stand_for_stored_items(client: openai.OpenAI) -> None:
-    made = client.responses.create(input="One.", **SHORT)
+    generated = client.responses.create(input="One.", **SHORT)
     items: Any = [
-        {"type": "item_reference", "id": made.output[0].id},
+        {"type": "item_reference", "id": generated.output[0].id},
         {"role": "user", "content": "?"},
     ]
     named = client.responses.create(input=items, **SHORT)
-    items[0] = {"role": "assistant", "content": made.output_text}
-    told = client.responses.create(input=items, **SHORT)
-    assert named.usage and told.usage and named.usage.input_tokens == told.usage.input_tokens
+    items[0] = {"role": "assistant", "content": generated.output_text}
+    reported = client.responses.create(input=items, **SHORT)
+    assert (
+        named.usage and reported.usage and named.usage.input_tokens == reported.usage.input_tokens
+    )
     with pytest.raises(openai.NotFoundError, match="msg_none"):
         client.responses.create(input=[{"type": "item_reference", "id": "msg_none"}], **SHORT)
 
@@ -209,9 +217,9 @@ def test_input_tokens_are_counted_as_they_will_be(client: openai.OpenAI) -> None
         "instructions": "Answer.",
         "tools": [{"type": "function", "name": "look", "parameters": {"type": "object"}}],
     }
-    made = client.responses.create(max_output_tokens=1, **body)
+    generated = client.responses.create(max_output_tokens=1, **body)
     count = client.responses.input_tokens.count(**body)
-    assert made.usage and count.input_tokens == made.usage.input_tokens
+    assert generated.usage and count.input_tokens == generated.usage.input_tokens
 
 
 def test_logprobs_are_those_of_the_text(tiny: Server) -> None:
@@ -226,8 +234,8 @@ def test_logprobs_are_those_of_the_text(tiny: Server) -> None:
     assert all(len(s["top_logprobs"]) == 2 and s["logprob"] <= 0 for s in scores)
     text = "".join(s["token"] for s in scores)
     assert text == whole["output"][0]["content"][0]["text"]
-    told = [s for e in stream(tiny, **asked) for s in e.get("logprobs", []) if "delta" in e]
-    assert told == scores
+    reported = [s for e in stream(tiny, **asked) for s in e.get("logprobs", []) if "delta" in e]
+    assert reported == scores
 
 
 def test_sampling_extras_are_honoured(tiny: Server) -> None:
@@ -247,10 +255,10 @@ def test_truncation_auto_drops_the_oldest_and_disabled_refuses(tiny: Server) -> 
     error = refused.json()["error"]
     assert (error["code"], error["param"]) == ("context_length_exceeded", "input")
     assert str(tiny_folder.WINDOW) in error["message"]
-    made = create(tiny, **body, truncation="auto")
-    assert tiny_folder.WINDOW // 2 < made["usage"]["input_tokens"] <= tiny_folder.WINDOW - 8
+    generated = create(tiny, **body, truncation="auto")
+    assert tiny_folder.WINDOW // 2 < generated["usage"]["input_tokens"] <= tiny_folder.WINDOW - 8
     alone = create(tiny, **SHORT | {"input": turns[-1:], "instructions": "Keep this."})
-    assert made["usage"]["input_tokens"] > alone["usage"]["input_tokens"]
+    assert generated["usage"]["input_tokens"] > alone["usage"]["input_tokens"]
     huge = SHORT | {"input": "word " * 9000, "truncation": "auto"}
     assert tiny.post("/v1/responses", huge).json()["error"]["code"] == "context_length_exceeded"
 
@@ -331,8 +339,8 @@ def test_behaviour_22_cancel_by_id_and_a_client_that_leaves(tiny: Server) -> Non
     assert found[-1]["response"]["status"] == "cancelled"
     with httpx.stream("POST", url, json=ENDLESS | {"stream": True}, timeout=60) as answer:
         lines = answer.iter_lines()
-        made = next(line for line in lines if line.startswith("data: "))
-    assert made
+        generated = next(line for line in lines if line.startswith("data: "))
+    assert generated
     for _ in range(200):
         if not running():
             break
@@ -340,15 +348,15 @@ def test_behaviour_22_cancel_by_id_and_a_client_that_leaves(tiny: Server) -> Non
 
 
 def test_background_goes_from_queued_to_its_end(tiny: Server, client: openai.OpenAI) -> None:
-    made = client.responses.create(input="x", background=True, **SHORT)
-    assert made.status in ("queued", "in_progress") and made.background
-    seen = [made.status]
+    generated = client.responses.create(input="x", background=True, **SHORT)
+    assert generated.status in ("queued", "in_progress") and generated.background
+    seen = [generated.status]
     while seen[-1] in ("queued", "in_progress"):
-        seen.append(client.responses.retrieve(made.id).status)
+        seen.append(client.responses.retrieve(generated.id).status)
     assert seen[-1] == "incomplete"
     whole = client.responses.create(input="x", **SHORT)
-    assert client.responses.retrieve(made.id).output_text == whole.output_text
-    assert client.responses.cancel(made.id).status == "incomplete", "too late is no error"
+    assert client.responses.retrieve(generated.id).output_text == whole.output_text
+    assert client.responses.cancel(generated.id).status == "incomplete", "too late is no error"
     with pytest.raises(openai.BadRequestError, match="background"):
         client.responses.cancel(whole.id)
 
@@ -391,12 +399,12 @@ def test_background_can_be_cancelled_and_deleted(tiny: Server, client: openai.Op
         "extra_body": {"ignore_eos": True},
         "background": True,
     }
-    made = client.responses.create(**endless)
+    generated = client.responses.create(**endless)
     with pytest.raises(openai.BadRequestError, match="not finished"):
-        client.responses.create(input="x", previous_response_id=made.id, **SHORT)
-    ended = client.responses.cancel(made.id)
+        client.responses.create(input="x", previous_response_id=generated.id, **SHORT)
+    ended = client.responses.cancel(generated.id)
     assert ended.status == "cancelled"
-    assert client.responses.retrieve(made.id).status == "cancelled"
+    assert client.responses.retrieve(generated.id).status == "cancelled"
     assert tiny.status()["requests"] == []
     gone = client.responses.create(**endless)
     client.responses.delete(gone.id)

@@ -88,7 +88,7 @@ def _walk(client: openai.OpenAI, stateful: bool) -> tuple[int, str]:
     items: list[Any] = [{"role": "user", "content": "walk"}]
     previous, calls = None, 0
     while True:
-        made = client.responses.create(
+        generated = client.responses.create(
             model="model",
             input=items,
             tools=[STEP],
@@ -97,10 +97,10 @@ def _walk(client: openai.OpenAI, stateful: bool) -> tuple[int, str]:
             include=["reasoning.encrypted_content"],
             temperature=0,
         )
-        assert made.status == "completed"
-        asked = [i for i in made.output if i.type == "function_call"]
+        assert generated.status == "completed"
+        asked = [i for i in generated.output if i.type == "function_call"]
         if not asked:
-            return calls, made.output_text
+            return calls, generated.output_text
         outputs: list[Any] = [
             {
                 "type": "function_call_output",
@@ -110,8 +110,10 @@ def _walk(client: openai.OpenAI, stateful: bool) -> tuple[int, str]:
             for call in asked
         ]
         calls += len(asked)
-        previous = made.id if stateful else None
-        items = outputs if stateful else [*items, *(i.to_dict() for i in made.output), *outputs]
+        previous = generated.id if stateful else None
+        items = (
+            outputs if stateful else [*items, *(i.to_dict() for i in generated.output), *outputs]
+        )
 
 
 @pytest.mark.parametrize("stateful", [True, False], ids=["previous_response_id", "stateless"])
@@ -136,23 +138,23 @@ def test_behaviour_9_streamed_equals_whole_with_thoughts_and_calls(thinking: Ser
 
 
 def test_behaviour_30_thoughts_are_reasoning_items(thinking: Server) -> None:
-    made = create(thinking, model="model", input="say hi")
-    thought, message = made["output"]
+    generated = create(thinking, model="model", input="say hi")
+    thought, message = generated["output"]
     assert thought["type"] == "reasoning" and thought["id"].startswith("rs_")
     assert thought["summary"] == []
     assert thought["content"][0]["text"].strip() == "Short."
     assert message["content"][0]["text"] == "Hi there!"
-    assert made["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
-    told = create(thinking, model="model", input="say hi", reasoning={"summary": "detailed"})
-    assert told["output"][0]["summary"][0]["text"].strip() == "Short."
+    assert generated["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
+    reported = create(thinking, model="model", input="say hi", reasoning={"summary": "detailed"})
+    assert reported["output"][0]["summary"][0]["text"].strip() == "Short."
     quiet = create(thinking, model="model", input="say hi", reasoning={"effort": "none"})
     assert [i["type"] for i in quiet["output"]] == ["message"]
 
 
 def test_behaviour_25_two_calls_in_one_answer(thinking: Server) -> None:
     found = stream(thinking, model="model", input="both", tools=[STEP])
-    made = check_order(found)
-    calls = [i for i in made["output"] if i["type"] == "function_call"]
+    generated = check_order(found)
+    calls = [i for i in generated["output"] if i["type"] == "function_call"]
     assert [json.loads(c["arguments"]) for c in calls] == [{"number": 8}, {"number": 9}]
     assert len({c["call_id"] for c in calls}) == len({c["id"] for c in calls}) == 2
     one = create(thinking, model="model", input="both", tools=[STEP], parallel_tool_calls=False)
@@ -161,8 +163,8 @@ def test_behaviour_25_two_calls_in_one_answer(thinking: Server) -> None:
 
 def test_behaviour_26_and_27_only_offered_tools_are_called(thinking: Server) -> None:
     for more in ({}, {"tools": [STEP], "tool_choice": "none"}):
-        made = create(thinking, model="model", input="both", **more)
-        assert {i["type"] for i in made["output"]} == {"message"}
+        generated = create(thinking, model="model", input="both", **more)
+        assert {i["type"] for i in generated["output"]} == {"message"}
     named = create(
         thinking,
         model="model",
@@ -176,8 +178,8 @@ def test_behaviour_26_and_27_only_offered_tools_are_called(thinking: Server) -> 
 
 
 def test_grouped_tools_come_back_under_their_group(thinking: Server) -> None:
-    made = create(thinking, model="model", input="read it", tools=[FILES])
-    (call,) = made["output"]
+    generated = create(thinking, model="model", input="read it", tools=[FILES])
+    (call,) = generated["output"]
     assert (call["type"], call["namespace"], call["name"]) == (
         "function_call",
         "mcp__files",
@@ -185,7 +187,7 @@ def test_grouped_tools_come_back_under_their_group(thinking: Server) -> None:
     )
     output = {"type": "function_call_output", "call_id": call["call_id"], "output": "contents"}
     for body in (
-        {"previous_response_id": made["id"], "input": [output]},
+        {"previous_response_id": generated["id"], "input": [output]},
         {"input": [{"role": "user", "content": "read it"}, call, output]},
     ):
         after = create(thinking, model="model", tools=[FILES], **body)
@@ -197,12 +199,12 @@ def test_freeform_tools_get_their_text(thinking: Server) -> None:
         "/v1/responses", {"model": "model", "input": "patch it", "tools": [APPLY]}
     )
     assert answer.headers["x-millrace-ignored"] == "tools.apply_patch.format"
-    made = answer.json()
-    (call,) = made["output"]
+    generated = answer.json()
+    (call,) = generated["output"]
     assert (call["type"], call["name"], call["input"]) == ("custom_tool_call", "apply_patch", PATCH)
     output = {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "patched"}
     after = create(
-        thinking, model="model", tools=[APPLY], previous_response_id=made["id"], input=[output]
+        thinking, model="model", tools=[APPLY], previous_response_id=generated["id"], input=[output]
     )
     assert after["output"][0]["content"][0]["text"] == "The patch is in."
 
@@ -241,12 +243,12 @@ def test_what_codex_sends(thinking: Server) -> None:
         assert answer.headers["x-millrace-ignored"] == "tools.web_search"
         text_of = answer.read().decode()
     assert "[DONE]" not in text_of
-    made = check_order(stream(thinking, **{k: v for k, v in body.items() if k != "stream"}))
-    thought, message = made["output"]
+    generated = check_order(stream(thinking, **{k: v for k, v in body.items() if k != "stream"}))
+    thought, message = generated["output"]
     assert thought["encrypted_content"] and thought["summary"][0]["text"].strip() == "Short."
     assert message["content"][0]["text"] == "Hi there!"
-    assert made["status"] == "completed" and made["store"] is False
-    assert thinking.http.get(f"/v1/responses/{made['id']}").status_code == 404
+    assert generated["status"] == "completed" and generated["store"] is False
+    assert thinking.http.get(f"/v1/responses/{generated['id']}").status_code == 404
 
 
 COUNT = ", ".join(map(str, range(1, 11)))
@@ -295,9 +297,9 @@ def test_stop_rows_6_1_and_6_2_on_harmony(
 def test_stop_row_6_by_token_id_on_harmony(harmony: Server, default_model: Path) -> None:
     (five,) = Tokenizer(default_model).encode("5")
     body = {"input": "Count 1-10", "max_output_tokens": 200, "stop_token_ids": [five]}
-    made = create(harmony, **body)
-    assert (made["status"], made["matched_stop"]) == ("completed", five)
-    assert made["output"][-1]["content"][0]["text"].rstrip() == "1, 2, 3, 4,"
+    generated = create(harmony, **body)
+    assert (generated["status"], generated["matched_stop"]) == ("completed", five)
+    assert generated["output"][-1]["content"][0]["text"].rstrip() == "1, 2, 3, 4,"
 
 
 def test_harmony_calls_and_effort(harmony: Server) -> None:
@@ -318,13 +320,13 @@ def test_harmony_calls_and_effort(harmony: Server) -> None:
 
 
 def test_a_server_that_stores_nothing_says_so(harmony: Server) -> None:
-    made = create(harmony, input="Count")
-    assert made["store"] is False
-    refused = harmony.post("/v1/responses", {"input": "x", "previous_response_id": made["id"]})
+    generated = create(harmony, input="Count")
+    assert generated["store"] is False
+    refused = harmony.post("/v1/responses", {"input": "x", "previous_response_id": generated["id"]})
     assert refused.status_code == 400 and "--store none" in refused.json()["error"]["message"]
     for more in ({"background": True}, {"conversation": "conv_1"}):
         assert harmony.post("/v1/responses", {"input": "x"} | more).status_code == 400
     assert harmony.post("/v1/conversations", {}).status_code == 400
-    assert harmony.http.get(f"/v1/responses/{made['id']}").status_code == 404
+    assert harmony.http.get(f"/v1/responses/{generated['id']}").status_code == 404
     asked = harmony.post("/v1/responses", {"input": "Count", "store": True})
     assert asked.headers["x-millrace-ignored"] == "store"

@@ -23,13 +23,13 @@ def _client(server: Server) -> openai.OpenAI:
 
 def _turns(client: openai.OpenAI, previous: str | None, numbers: range) -> str:
     for number in numbers:
-        made = client.responses.create(
+        generated = client.responses.create(
             input=f"Turn {number}.", previous_response_id=previous, **SHORT
         )
-        assert made.usage and made.usage.input_tokens > 10 * number
+        assert generated.usage and generated.usage.input_tokens > 10 * number
         if number > numbers.start:
-            assert made.usage.input_tokens_details.cached_tokens > 10 * (number - 1)
-        previous = made.id
+            assert generated.usage.input_tokens_details.cached_tokens > 10 * (number - 1)
+        previous = generated.id
     assert previous is not None
     return previous
 
@@ -47,8 +47,8 @@ def test_behaviour_32_chains_of_fifty_turns_survive_a_restart_and_store_false_le
     unseen = client.responses.create(
         input=SECRET, instructions=SECRET, metadata={"a": SECRET}, store=False, **SHORT
     )
-    told: Any = client.responses.create(input=SECRET, store=False, stream=True, **SHORT)
-    assert [event.type for event in told][-1] == "response.incomplete"
+    reported: Any = client.responses.create(input=SECRET, store=False, stream=True, **SHORT)
+    assert [event.type for event in reported][-1] == "response.incomplete"
     old = client.responses.create(input="Old.", **SHORT)
     cut = client.responses.create(
         model="tiny",

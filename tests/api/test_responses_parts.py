@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.api.opaque import seal, unseal
+from millrace.api.encrypted_content import seal, unseal
 from millrace.api.responses.database import Database
 from millrace.api.responses.freeform import InputText
 from millrace.api.responses.items import read_items
@@ -189,8 +189,8 @@ def test_freeform_input_is_read_however_it_is_cut(
     written = json.dumps(value, ensure_ascii=ascii)
     places = sorted({0, len(written), *(c % (len(written) + 1) for c in cuts)})
     reader = InputText()
-    told = [reader.feed(written[a:b]) for a, b in itertools.pairwise(places)]
-    assert "".join(told) == text.encode("utf-8", "replace").decode()
+    reported = [reader.feed(written[a:b]) for a, b in itertools.pairwise(places)]
+    assert "".join(reported) == text.encode("utf-8", "replace").decode()
     assert reader.found
 
 

@@ -59,9 +59,9 @@ class Model(NamedTuple):
 
 def _serve(folder: Path, tokenizer_of: Path, style: scripted.Style) -> Iterator[Model]:
     rules = HARMONY if style == "harmony" else RULES
-    made = scripted.make(folder, tokenizer_of, rules, style)
-    server = Server(str(made), "--trust-remote-code", "--store", "none").wait_ready()
-    tokenizer = Tokenizer(made)
+    generated = scripted.make(folder, tokenizer_of, rules, style)
+    server = Server(str(generated), "--trust-remote-code", "--store", "none").wait_ready()
+    tokenizer = Tokenizer(generated)
     digits = {mark: tokenizer.encode(text)[0] for mark, text in ((FIVE, "5"), (SIX, "6"))}
     with httpx.Client(base_url=server.url, timeout=60) as client:
         yield Model(client, digits)
@@ -244,7 +244,7 @@ def test_the_end_of_an_answer_is_no_stop(plain: Model, endpoint: Endpoint) -> No
     said = _ask(plain, endpoint, say, stop=[f"never {n}" for n in range(64)])
     assert (said.text, said.finish, said.matched) == (COUNTED, "stop", None)
     cut = _ask(plain, endpoint, say, stop=["9"], max_tokens=3)
-    assert (cut.finish, cut.matched, cut.made) == ("length", None, 3)
+    assert (cut.finish, cut.matched, cut.generated) == ("length", None, 3)
 
 
 @pytest.mark.parametrize("endpoint", [e for e in ALL if e is not MESSAGES], ids=str)

@@ -65,8 +65,8 @@ def talker(
 ) -> Iterator[httpx.Client]:
     style: Style = request.param
     folder = tmp_path_factory.mktemp("whole") / style
-    made = scripted.make(folder, default_model, _rules(style), style)
-    server = Server(str(made), "--trust-remote-code", "--store", "none").wait_ready()
+    generated = scripted.make(folder, default_model, _rules(style), style)
+    server = Server(str(generated), "--trust-remote-code", "--store", "none").wait_ready()
     with httpx.Client(base_url=server.url, timeout=60) as client:
         yield client
     server.stop()
@@ -85,7 +85,7 @@ def _both(client: httpx.Client, endpoint: Endpoint, say: str, **wishes: Any) -> 
 def test_sampled_text(tiny: httpx.Client, endpoint: Endpoint, temperature: float) -> None:
     wishes = {"temperature": temperature, "seed": SEED, "max_tokens": 48}
     said = _both(tiny, endpoint, "Tell me of mills.", **wishes)
-    assert (said.finish, said.made) == ("length", 48)
+    assert (said.finish, said.generated) == ("length", 48)
     assert len(said.text) > 48
     other = endpoint.whole(tiny, endpoint.body("Tell me of mills.", **wishes | {"seed": 1}))
     assert (other.text == said.text) is (temperature == 0), "the seed decides, and nothing else"
@@ -104,7 +104,7 @@ def test_all_protocols_say_the_same(tiny: httpx.Client, temperature: float) -> N
     with ThreadPoolExecutor(6) as pool:
         said = list(pool.map(lambda e: e.whole(tiny, bodies[e]), bodies))
     assert len({s.text for s in said}) == 1
-    assert {(s.prompt, s.made, s.finish) for s in said} == {(len(prompt), 32, "length")}
+    assert {(s.prompt, s.generated, s.finish) for s in said} == {(len(prompt), 32, "length")}
 
 
 @pytest.mark.parametrize("endpoint", ALL, ids=str)
@@ -114,15 +114,15 @@ def test_text_that_a_stop_ends(tiny: httpx.Client, endpoint: Endpoint) -> None:
     stop = free[len(free) // 2 :][:5]
     said = _both(tiny, endpoint, "Tell me of mills.", stop=[stop], **wishes)
     assert (said.text, said.finish) == (free.partition(stop)[0], "stop")
-    assert said.made < 48
+    assert said.generated < 48
 
 
 @pytest.mark.parametrize("endpoint", [CHAT, COMPLETIONS, GENERATE], ids=str)
 def test_several_answers(tiny: httpx.Client, endpoint: Endpoint) -> None:
     body = endpoint.body("Once", n=3, temperature=0.9, seed=SEED, max_tokens=12)
     whole = tiny.post(endpoint.path, json=body).json()
-    told = [whole] if isinstance(whole, dict) else whole
-    texts = [_text(c) for a in told for c in a.get("choices", [a])]
+    reported = [whole] if isinstance(whole, dict) else whole
+    texts = [_text(c) for a in reported for c in a.get("choices", [a])]
     streamed = ["", "", ""]
     with endpoint.open(tiny, body) as response:
         for frame in _frames(response):
@@ -165,7 +165,7 @@ def test_calls_and_thoughts(talker: httpx.Client, endpoint: Endpoint, temperatur
     assert (thought.text, plain.text) == (ODD, ODD)
     assert (plain.thought, plain.finish) == ("", "stop")
     assert (thought.thought, one.thought) == ("Hm, 你好.\n\nWell ☃.", "I must look – now.")
-    assert thought.thinking is None or 0 < thought.thinking < thought.made
+    assert thought.thinking is None or 0 < thought.thinking < thought.generated
 
 
 def test_all_protocols_read_the_same(talker: httpx.Client) -> None:
@@ -174,7 +174,7 @@ def test_all_protocols_read_the_same(talker: httpx.Client) -> None:
         said = [
             e.whole(talker, e.body(say, temperature=0, max_tokens=200, tools=TOOLS)) for e in TALKS
         ]
-        read = {(s.text, s.thought, s.calls, s.finish, s.prompt, s.made) for s in said}
+        read = {(s.text, s.thought, s.calls, s.finish, s.prompt, s.generated) for s in said}
         assert len(read) == 1, say
         assert len({s.thinking for s in said if s.thinking is not None}) == 1
 
@@ -187,7 +187,7 @@ def test_answers_cut_at_any_length(talker: httpx.Client, endpoint: Endpoint, say
 
     def cut(limit: int) -> None:
         said = _both(talker, endpoint, say, **wishes | {"max_tokens": limit})
-        assert (said.finish, said.made) == ("length", limit)
+        assert (said.finish, said.generated) == ("length", limit)
         assert full.text.startswith(said.text.rstrip())
         assert full.thought.startswith(said.thought.rstrip())
         assert "<" not in said.text + said.thought, "a piece of markup"
@@ -196,7 +196,7 @@ def test_answers_cut_at_any_length(talker: httpx.Client, endpoint: Endpoint, say
             assert its.arguments.startswith(mine.arguments)
 
     with ThreadPoolExecutor(6) as pool:
-        list(pool.map(cut, range(1, full.made, 3)))
+        list(pool.map(cut, range(1, full.generated, 3)))
 
 
 @pytest.mark.parametrize("endpoint", ALL, ids=str)

@@ -95,7 +95,7 @@ class Record:
     finishes: list[str] = field(default_factory=list)
     prompts: list[int] = field(default_factory=list)
     """The length of each turn's prompt."""
-    made: list[int] = field(default_factory=list)
+    generated: list[int] = field(default_factory=list)
 
     def add(self, said: Said) -> None:
         self.calls += said.calls
@@ -103,7 +103,7 @@ class Record:
         self.thoughts.append(said.thought)
         self.finishes.append(said.finish)
         self.prompts.append(said.prompt)
-        self.made.append(said.made)
+        self.generated.append(said.generated)
 
 
 class Way(NamedTuple):
@@ -150,8 +150,8 @@ def _walk(client: httpx.Client, way: Way) -> tuple[Record, dict[str, Any]]:
         outputs = [_run(step, call) for call in said.calls]
         results = endpoint.results(said, outputs)
         if way.chained:
-            told = said.raw[-1]["response"] if way.streamed else said.raw
-            body = way.body(results) | {"previous_response_id": told["id"]}
+            reported = said.raw[-1]["response"] if way.streamed else said.raw
+            body = way.body(results) | {"previous_response_id": reported["id"]}
         else:
             history = [*history, *said.turn, *results]
             body = way.body(history)
@@ -171,9 +171,9 @@ def clients(
     def of(style: Style) -> httpx.Client:
         if style not in running:
             folder = tmp_path_factory.mktemp("loops")
-            made = scripted.make(folder / style, default_model, _rules(style), style)
+            generated = scripted.make(folder / style, default_model, _rules(style), style)
             store = str(folder / "store.sqlite")
-            server = Server(str(made), "--trust-remote-code", "--store", store).wait_ready()
+            server = Server(str(generated), "--trust-remote-code", "--store", store).wait_ready()
             running[style] = server, httpx.Client(base_url=server.url, timeout=60)
         return running[style][1]
 

@@ -139,9 +139,9 @@ def serve_tiny(folder: Path, tokenizer_of: Path) -> Iterator[Mill]:
 
 
 def serve_scripted(folder: Path, tokenizer_of: Path) -> Iterator[httpx.Client]:
-    made = scripted.make(folder / "scripted", tokenizer_of, RULES, "thinking")
+    generated = scripted.make(folder / "scripted", tokenizer_of, RULES, "thinking")
     store = str(folder / "store.sqlite")
-    server = Server(str(made), "--trust-remote-code", "--store", store).wait_ready()
+    server = Server(str(generated), "--trust-remote-code", "--store", store).wait_ready()
     with httpx.Client(base_url=server.url, timeout=60) as client:
         yield client
     server.stop()

@@ -77,7 +77,7 @@ def test_02_max_tokens_is_positive_and_else_what_the_window_leaves(
     assert mill.idle()
     if endpoint is CHAT:
         said = CHAT.whole(mill.client, CHAT.body("hi") | {"max_completion_tokens": 3})
-        assert (said.finish, said.made) == ("length", 3)
+        assert (said.finish, said.generated) == ("length", 3)
 
 
 @every
@@ -161,11 +161,11 @@ def test_05_the_fields_that_others_ignore_are_honoured(
     bias = {"temperature": 0, "logit_bias": {"77": 100, "78": 99}}
     same = ask(**bias, logprobs=True)[0]["logprobs"]["content"]
     other = ask(**bias, logprobs=True, frequency_penalty=2)[0]["logprobs"]["content"]
-    assert [len({s["token"] for s in told}) for told in (same, other)] == [1, 2]
+    assert [len({s["token"] for s in reported}) for reported in (same, other)] == [1, 2]
     body = CHAT.body("two calls", tools=[LOOK], temperature=0) | {"parallel_tool_calls": False}
     assert len(CHAT.whole(talker, body).calls) == 1
-    told = post(talker, CHAT, CHAT.body("hi") | {"reasoning_effort": "none"})
-    assert "reasoning_content" not in told.json()["choices"][0]["message"]
+    reported = post(talker, CHAT, CHAT.body("hi") | {"reasoning_effort": "none"})
+    assert "reasoning_content" not in reported.json()["choices"][0]["message"]
 
 
 @every
@@ -204,9 +204,11 @@ def test_08_usage_comes_once_and_only_on_demand(tiny: httpx.Client, endpoint: En
         with endpoint.open(tiny, body) as response:
             *chunks, done = (f.data for f in frames(response.iter_lines()))
         assert done == "[DONE]"
-        told = [c for c in chunks if c.get("usage")]
-        assert [c["choices"] for c in told] == ([[]] if options == {"include_usage": True} else [])
-        assert not told or told[0] is chunks[-1]
+        reported = [c for c in chunks if c.get("usage")]
+        assert [c["choices"] for c in reported] == (
+            [[]] if options == {"include_usage": True} else []
+        )
+        assert not reported or reported[0] is chunks[-1]
 
 
 @every
@@ -255,7 +257,7 @@ def test_11_no_markup_and_no_half_character_is_content(
 @pytest.mark.parametrize("endpoint", [e for e in ALL if "logit_bias" in e.where], ids=str)
 def test_11_no_special_token_is_content(tiny: httpx.Client, endpoint: Endpoint) -> None:
     said = endpoint.stream(tiny, endpoint.body("hi", logit_bias={"1": 100}, **SHORT))
-    assert (said.text, said.made) == ("", 4)
+    assert (said.text, said.generated) == ("", 4)
 
 
 @every

@@ -66,7 +66,7 @@ def test_13_each_request_has_its_own_sampling(tiny: httpx.Client, endpoint: Endp
 def test_14_the_cap_is_told_as_length(tiny: httpx.Client, endpoint: Endpoint) -> None:
     for limit in (1, 7):
         said = both(tiny, endpoint, "hi", max_tokens=limit, temperature=0)
-        assert (said.finish, said.made) == ("length", limit)
+        assert (said.finish, said.generated) == ("length", limit)
 
 
 def test_15_logprobs_are_those_of_a_forward_pass(mill: Mill, tmp_path: Path) -> None:
@@ -74,8 +74,8 @@ def test_15_logprobs_are_those_of_a_forward_pass(mill: Mill, tmp_path: Path) -> 
     body = {"input_ids": ids, "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2}
     params = {"sampling_params": {"max_new_tokens": 6, "temperature": 0, "ignore_eos": True}}
     meta = mill.client.post("/generate", json=body | params).json()["meta_info"]
-    told = meta["input_token_logprobs"] + meta["output_token_logprobs"]
-    tokens, scores = [t for _, t, _ in told], [p for p, _, _ in told]
+    reported = meta["input_token_logprobs"] + meta["output_token_logprobs"]
+    tokens, scores = [t for _, t, _ in reported], [p for p, _, _ in reported]
     script, out = Path(__file__).parents[1] / "plain_forward.py", tmp_path / "tables.npz"
     command = [sys.executable, str(script), str(mill.model), str(out)]
     subprocess.run(command, input=json.dumps([tokens]), text=True, check=True)
@@ -94,10 +94,10 @@ def test_15_several_choices_come_from_one_prefill(mill: Mill, endpoint: Endpoint
     before = mill.prefilled
     wishes = {"n": 4, "temperature": 1, "seed": 5, "max_tokens": 8}
     wishes["cache_salt"] = f"15 {endpoint}"
-    told = mill.client.post(endpoint.path, json=endpoint.body("mill " * 200, **wishes)).json()
-    choices = told if isinstance(told, list) else told["choices"]
+    reported = mill.client.post(endpoint.path, json=endpoint.body("mill " * 200, **wishes)).json()
+    choices = reported if isinstance(reported, list) else reported["choices"]
     assert len({str(c.get("message") or c["text"]) for c in choices}) == 4
-    prompt = choices[0]["meta_info"] if endpoint is GENERATE else told["usage"]
+    prompt = choices[0]["meta_info"] if endpoint is GENERATE else reported["usage"]
     assert mill.prefilled - before == prompt["prompt_tokens"]
 
 
@@ -107,7 +107,7 @@ def test_16_every_end_of_sequence_ends(tiny: httpx.Client, source: str) -> None:
         if "logit_bias" in endpoint.where:
             bias = {str(ENDS[source]): 100}
             said = endpoint.whole(tiny, endpoint.body("hi", logit_bias=bias, **SHORT))
-            assert (said.text, said.finish, said.made) == ("", "stop", 1), endpoint
+            assert (said.text, said.finish, said.generated) == ("", "stop", 1), endpoint
 
 
 @every

@@ -87,7 +87,7 @@ def test_28_a_truncated_call_is_length_and_no_text(
     for limit in range(1, 40, 4):
         wishes = {"tools": [LOOK], "temperature": 0, "max_tokens": limit}
         said = both(talker, endpoint, "two calls", **wishes)
-        assert (said.text, said.finish, said.made) == ("", "length", limit)
+        assert (said.text, said.finish, said.generated) == ("", "length", limit)
         assert all(call.name == "look" for call in said.calls)
 
 
@@ -118,7 +118,7 @@ def test_30_thoughts_come_apart_are_switched_off_and_limited(
 ) -> None:
     said = both(talker, endpoint, "hi", temperature=0)
     assert (said.thought, said.text) == (THOUGHT, HELLO)
-    assert said.thinking is None or 0 < said.thinking < said.made
+    assert said.thinking is None or 0 < said.thinking < said.generated
     off = both(talker, endpoint, "hi", temperature=0, enable_thinking=False)
     assert (off.thought, off.text) == ("", HELLO)
     if "thinking_budget" in endpoint.where:
@@ -130,14 +130,14 @@ def test_30_thoughts_come_apart_are_switched_off_and_limited(
 
 def test_31_messages_are_anthropics(tiny: httpx.Client, talker: httpx.Client) -> None:
     body = MESSAGES.body("mixed", tools=[LOOK], temperature=0)
-    told = MESSAGES.stream(talker, body).raw
-    kinds = [e["type"] for e in told if e["type"] != "content_block_delta"]
+    reported = MESSAGES.stream(talker, body).raw
+    kinds = [e["type"] for e in reported if e["type"] != "content_block_delta"]
     block = ["content_block_start", "content_block_stop"]
     assert kinds == ["message_start", *block * 3, "message_delta", "message_stop"]
-    started = [e["content_block"]["type"] for e in told if e["type"] == "content_block_start"]
+    started = [e["content_block"]["type"] for e in reported if e["type"] == "content_block_start"]
     assert started == ["thinking", "text", "tool_use"]
     counted = talker.post("/v1/messages/count_tokens", json=body).json()["input_tokens"]
-    for usage in (told[0]["message"]["usage"], told[-2]["usage"]):
+    for usage in (reported[0]["message"]["usage"], reported[-2]["usage"]):
         kinds = ["input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"]
         assert sum(usage[k] for k in kinds) == counted
     stopped = MESSAGES.whole(talker, MESSAGES.body("Count", stop=["4, 5"]))
@@ -164,9 +164,9 @@ def test_32_responses_chain_are_kept_and_told_in_order(talker: httpx.Client) -> 
     assert talker.get(f"/v1/responses/{first['id']}").json()["output"] == first["output"]
     private = RESPONSES.whole(talker, RESPONSES.body("hi") | {"store": False}).raw
     assert talker.get(f"/v1/responses/{private['id']}").status_code == 404
-    told = RESPONSES.stream(talker, RESPONSES.body("mixed", tools=[LOOK])).raw
-    assert [e["sequence_number"] for e in told] == list(range(len(told)))
-    added = [e["item"]["type"] for e in told if e["type"] == "response.output_item.added"]
+    reported = RESPONSES.stream(talker, RESPONSES.body("mixed", tools=[LOOK])).raw
+    assert [e["sequence_number"] for e in reported] == list(range(len(reported)))
+    added = [e["item"]["type"] for e in reported if e["type"] == "response.output_item.added"]
     assert added == ["reasoning", "message", "function_call"]
     form = RESPONSES.whole(talker, RESPONSES.body("as JSON", schema=SCHEMA))
     assert json.loads(form.text) == json.loads(JSON)

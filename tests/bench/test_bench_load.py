@@ -16,13 +16,13 @@ from typer.testing import CliRunner
 from millrace.bench.lengths import Fixed
 from millrace.bench.load import Wire, closed_loop, make_client, open_loop, send
 from millrace.bench.plot import check_plot
-from millrace.bench.runner import Plan, run
+from millrace.bench.runner import RunPlan, run
 from millrace.bench.samples import Level, Results, Sample, Target
-from millrace.bench.workload import Item, Message, Shape
+from millrace.bench.workload import Item, WorkloadMessage, WorkloadShape
 from millrace.cli.bench import register
 from millrace.errors import SetupError
 
-ITEM = Item(messages=(Message("user", "hi"),), max_tokens=4)
+ITEM = Item(messages=(WorkloadMessage("user", "hi"),), max_tokens=4)
 
 
 def target(fake: Fake, name: str = "a") -> Target:
@@ -142,17 +142,17 @@ def test_open_loop_sends_on_time_however_slow_the_server_is() -> None:
     assert starts[-1] - starts[0] == pytest.approx(0.25, abs=0.1)
 
 
-def plan(fakes: list[Fake], **fields: Any) -> Plan:
+def plan(fakes: list[Fake], **fields: Any) -> RunPlan:
     base: dict[str, Any] = {
         "targets": [
             Target(name=f"t{i}", url=f"{fake.url}/v1", model="") for i, fake in enumerate(fakes)
         ],
         "levels": [Level(clients=1), Level(clients=2)],
-        "shape": Shape(prompt=Fixed(60), output=Fixed(4)),
+        "shape": WorkloadShape(prompt=Fixed(60), output=Fixed(4)),
         "wire": Wire(),
         "requests": 8,
     }
-    return Plan(**(base | fields))
+    return RunPlan(**(base | fields))
 
 
 def test_a_run_alternates_the_targets_and_sends_them_the_same() -> None:
@@ -203,7 +203,7 @@ def test_calibration_sizes_prompts_by_the_servers_count() -> None:
                 [fake],
                 calibrate=True,
                 levels=[Level(clients=1)],
-                shape=Shape(prompt=Fixed(500), output=Fixed(1)),
+                shape=WorkloadShape(prompt=Fixed(500), output=Fixed(1)),
             )
             results = Results.empty(list(todo.targets), todo.levels)
             await run(todo, results, lambda what, s: None)
@@ -287,7 +287,7 @@ def test_an_interrupt_reports_what_was_gathered(monkeypatch: pytest.MonkeyPatch)
 
     whole = runner.run
 
-    async def interrupted(todo: Plan, results: Results, watch: Any) -> None:
+    async def interrupted(todo: RunPlan, results: Results, watch: Any) -> None:
         def stop(what: str, sample: Sample | None) -> None:
             watch(what, sample)
             if sum(len(cell.samples) for cell in results.cells) == 3:

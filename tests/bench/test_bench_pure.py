@@ -19,7 +19,7 @@ from millrace.bench.samples import Failure, Sample
 from millrace.bench.sse import Events, read_chunk
 from millrace.bench.stats import Slo, percentile, spread, summarise, window
 from millrace.bench.trace import read_trace
-from millrace.bench.workload import Item, Shape, Sizing, generate, poisson, split
+from millrace.bench.workload import Item, Sizing, WorkloadShape, generate, poisson, split
 from millrace.errors import SetupError
 
 numbers = st.floats(min_value=0, max_value=1e6, allow_nan=False)
@@ -89,7 +89,7 @@ def test_summary_counts_tokens_of_successes_and_goodput_of_all() -> None:
 
 
 shapes = st.builds(
-    Shape,
+    WorkloadShape,
     prompt=st.one_of(
         st.builds(Fixed, st.integers(1, 400)),
         st.builds(lambda a, b: Uniform(min(a, b), max(a, b)), st.integers(1, 99), st.just(300)),
@@ -104,7 +104,9 @@ shapes = st.builds(
 
 @settings(max_examples=30)
 @given(shapes, st.integers(0, 2**40))
-def test_a_seed_makes_the_same_requests_and_no_prompt_twice(shape: Shape, seed: int) -> None:
+def test_a_seed_makes_the_same_requests_and_no_prompt_twice(
+    shape: WorkloadShape, seed: int
+) -> None:
     first = generate(shape, 12, seed, "level0")
     assert first == generate(shape, 12, seed, "level0")
     assert first[:5] == generate(shape, 5, seed, "level0")
@@ -115,16 +117,16 @@ def test_a_seed_makes_the_same_requests_and_no_prompt_twice(shape: Shape, seed: 
 
 
 def test_unshared_prompts_differ_from_the_start_and_shared_ones_agree() -> None:
-    alone = generate(Shape(prompt=Fixed(200), output=Fixed(8), chat=False), 50, 3, "x")
+    alone = generate(WorkloadShape(prompt=Fixed(200), output=Fixed(8), chat=False), 50, 3, "x")
     assert len({(item.prompt or "")[:16] for item in alone}) == 50
-    shape = Shape(prompt=Fixed(200), output=Fixed(8), chat=False, prefix_tokens=100)
+    shape = WorkloadShape(prompt=Fixed(200), output=Fixed(8), chat=False, prefix_tokens=100)
     shared = generate(shape, 20, 3, "x") + generate(shape, 20, 3, "y")
     assert len({(item.prompt or "")[:300] for item in shared}) == 1
     assert len({item.prompt for item in shared}) == 40
 
 
 def test_sizing_sets_the_number_of_words() -> None:
-    shape = Shape(
+    shape = WorkloadShape(
         prompt=Fixed(230), output=Fixed(8), sizing=Sizing(tokens_per_word=2.0, overhead=30.0)
     )
     message = (generate(shape, 1, 0, "x")[0].messages or ())[0]

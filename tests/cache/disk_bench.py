@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from millrace.cache.disk import DiskTier, Dropped, Event, Loaded
+from millrace.cache.disk import DiskTier, Dropped, Event, PayloadsRead
 from millrace.cache.payload import Payload
 
 MARK = "0123456789abcdef" * 4
@@ -82,10 +82,10 @@ class Watch:
     def dropped(self) -> set[int]:
         return {id for event in self.of(Dropped) for id in event.nodes}
 
-    def read(self, *wants: tuple[int, bool, bool]) -> Loaded:
+    def read(self, *wants: tuple[int, bool, bool]) -> PayloadsRead:
         self._ticket += 1
         self.tier.read(self._ticket, list(wants))
-        return self.until(Loaded, lambda e: e.ticket == self._ticket)
+        return self.until(PayloadsRead, lambda e: e.ticket == self._ticket)
 
     def one(self, node: int, *, checkpoint: bool = False) -> Payload | None:
         loaded = self.read((node, not checkpoint, checkpoint))

@@ -12,7 +12,7 @@ import pytest
 from cache.disk_bench import MARK, Watch, check, home, part, same, segment, settled, state, tier
 from safetensors.numpy import load_file
 
-from millrace.cache.disk import DiskTier, DiskUnavailable, Dropped, Loaded, Stored, StoredNode
+from millrace.cache.disk import DiskTier, DiskUnavailable, Dropped, PayloadsRead, Stored, StoredNode
 from millrace.cache.disk import files as disk_files
 from millrace.cache.payload import Payload
 
@@ -213,7 +213,7 @@ def test_a_read_keeps_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     disk.forget([1])
     settled(disk)
     go.set()
-    loaded = watch.until(Loaded)
+    loaded = watch.until(PayloadsRead)
     assert loaded.payloads is not None and same(loaded.payloads[1][0], segment(1, 2))
     deadline = time.monotonic() + 10
     while list(home(tmp_path).glob("*.safetensors")) and time.monotonic() < deadline:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.cache.planner import Layers, Plan, plan
+from millrace.cache.planner import Layers, RestorePlan, plan
 
 PLACES = st.lists(st.integers(1, 60), max_size=6)
 
@@ -14,7 +14,7 @@ PLACES = st.lists(st.integers(1, 60), max_size=6)
 def test_layers_that_can_be_cut_restore_all_that_is_known(
     known: int, limit: int, passed: list[int]
 ) -> None:
-    assert plan(Layers(False), known, limit, passed) == Plan(min(known, limit))
+    assert plan(Layers(False), known, limit, passed) == RestorePlan(min(known, limit))
 
 
 @given(st.integers(0, 60), st.integers(0, 60), PLACES, PLACES, st.none() | st.integers(1, 70))

@@ -40,13 +40,13 @@ def _turns(source: random.Random, bench: Bench, name: str, turns: int) -> list[i
     prompt = _tokens(source, source.randrange(5, 50))
     for turn in range(turns):
         id = f"{name}/{turn}"
-        made = bench.run([_ask(id, prompt, logprobs=0)])[id, 0]
+        generated = bench.run([_ask(id, prompt, logprobs=0)])[id, 0]
         scores = [s.logprob for s in bench.logprobs[id, 0]]
         cold = Bench(bench.engine._model)
-        assert made == cold.run([_ask("cold", prompt, logprobs=0)])["cold", 0]
+        assert generated == cold.run([_ask("cold", prompt, logprobs=0)])["cold", 0]
         plain = [s.logprob for s in cold.logprobs["cold", 0]]
         assert scores == pytest.approx(plain, abs=1e-4)
-        prompt = [*prompt, *made, *_tokens(source, source.randrange(1, 30))]
+        prompt = [*prompt, *generated, *_tokens(source, source.randrange(1, 30))]
     return prompt
 
 
@@ -79,8 +79,8 @@ def test_prompts_that_part_share_what_they_have_in_common(model: Any) -> None:
     bench = Bench(model, cache=PLENTY, prefill_chunk=16, checkpoint_every=20)
     for i in range(4):
         prompt = [*head, *_tokens(source, 9)]
-        made = bench.run([_ask(f"{i}", prompt, borders=[60])])[f"{i}", 0]
-        assert made == greedy_alone(model, prompt, 6)
+        generated = bench.run([_ask(f"{i}", prompt, boundaries=[60])])[f"{i}", 0]
+        assert generated == greedy_alone(model, prompt, 6)
         if i:
             assert bench.found[f"{i}"].cached >= 60
     assert bench.cache is not None
@@ -97,7 +97,7 @@ def test_rows_that_come_and_go_beside_cached_ones(model: Any) -> None:
     bench.engine.turn()
     bench.drain()
     for id, prompt in prompts.items():
-        assert bench.made[id, 0] == greedy_alone(model, prompt, 4 + int(id))
+        assert bench.generated[id, 0] == greedy_alone(model, prompt, 4 + int(id))
 
 
 def test_an_aborted_prompt_is_not_lost(model: Any) -> None:
@@ -108,9 +108,9 @@ def test_an_aborted_prompt_is_not_lost(model: Any) -> None:
     bench.drain()
     done = bench.prefilled["gone"]
     assert 0 < done < 199
-    made = bench.run([_ask("again", prompt)])["again", 0]
+    generated = bench.run([_ask("again", prompt)])["again", 0]
     assert bench.found["again"].cached >= done
-    assert made == greedy_alone(model, prompt, 6)
+    assert generated == greedy_alone(model, prompt, 6)
 
 
 def test_salts_share_nothing(llama: Any) -> None:
@@ -148,8 +148,8 @@ def test_memory_stays_within_its_budget(model: Any) -> None:
     head = _tokens(source, 30)
     for i in range(30):
         prompt = [*head, *_tokens(source, source.randrange(1, 120))]
-        made = bench.run([_ask(f"{i}", prompt, 3)])[f"{i}", 0]
-        assert made == greedy_alone(model, prompt, 3)
+        generated = bench.run([_ask(f"{i}", prompt, 3)])[f"{i}", 0]
+        assert generated == greedy_alone(model, prompt, 3)
         assert bench.cache is not None
         bench.cache.check()
 
@@ -164,7 +164,7 @@ def test_a_row_that_gave_way_finds_its_state(llama: Any) -> None:
     prompts = {f"{i}": _tokens(source, 200) for i in range(3)}
     bench.run([_ask(id, p, 80, priority=-int(id)) for id, p in prompts.items()])
     for id, prompt in prompts.items():
-        assert bench.made[id, 0] == greedy_alone(llama, prompt, 80)
+        assert bench.generated[id, 0] == greedy_alone(llama, prompt, 80)
 
 
 def test_eight_bits_at_rest_restore_nearly_the_same(model: Any) -> None:

@@ -67,7 +67,7 @@ class TreeAgainstDictionary(RuleBasedStateMachine):
         node = self.tree.insert(salt, tokens, lambda a, b: _state(tokens, a, b), self.now)
         assert node.end == len(tokens)
         if mark:
-            self.tree.set_checkpoint(node, Mark(tuple(tokens)), border=True)
+            self.tree.set_checkpoint(node, Mark(tuple(tokens)), boundary=True)
         self.known |= {(salt, tuple(tokens[: i + 1])) for i in range(len(tokens))}
         return salt, tokens
 

@@ -18,16 +18,16 @@ import pytest
 from rich.console import Console
 
 from millrace.cli import chat
-from millrace.cli.conversation import HELP, Conversation, Event, Usage, figures, printable
+from millrace.cli.conversation import HELP, Event, ReplyUsage, SavedConversation, figures, printable
 from millrace.errors import EngineUnavailable, RequestFailed, SetupError
 
 
-def turns(conversation: Conversation) -> list[tuple[str, str]]:
+def turns(conversation: SavedConversation) -> list[tuple[str, str]]:
     return [(m.role, m.content) for m in conversation.messages]
 
 
-def talked() -> Conversation:
-    conversation = Conversation()
+def talked() -> SavedConversation:
+    conversation = SavedConversation()
     for question, answer in (("one?", "1"), ("two?", "2")):
         conversation.ask(question)
         conversation.answer(answer)
@@ -35,7 +35,7 @@ def talked() -> Conversation:
 
 
 def test_payload_holds_what_was_set_and_nothing_else() -> None:
-    conversation = Conversation(system="Be brief.", max_tokens=5)
+    conversation = SavedConversation(system="Be brief.", max_tokens=5)
     conversation.ask("hi")
     assert conversation.payload("m") == {
         "model": "m",
@@ -47,16 +47,16 @@ def test_payload_holds_what_was_set_and_nothing_else() -> None:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    assert "model" not in Conversation().payload(None)
+    assert "model" not in SavedConversation().payload(None)
 
 
 def test_conversations_share_nothing() -> None:
-    Conversation().ask("mine")
-    assert Conversation().messages == []
+    SavedConversation().ask("mine")
+    assert SavedConversation().messages == []
 
 
 def test_a_question_without_answer_is_replaced() -> None:
-    conversation = Conversation()
+    conversation = SavedConversation()
     conversation.ask("lost")
     conversation.ask("kept")
     assert turns(conversation) == [("user", "kept")]
@@ -83,7 +83,7 @@ def test_undo_and_retry() -> None:
     ],
 )
 def test_settings(line: str, field: str, value: object) -> None:
-    conversation = Conversation()
+    conversation = SavedConversation()
     assert conversation.command(line).text
     assert getattr(conversation, field) == value
     conversation.command(line.split()[0])
@@ -92,9 +92,9 @@ def test_settings(line: str, field: str, value: object) -> None:
 
 @pytest.mark.parametrize("line", ["/temp hot", "/temp -1", "/temp nan", "/top_p 2", "/max 1.5"])
 def test_bad_settings_change_nothing(line: str) -> None:
-    conversation = Conversation()
+    conversation = SavedConversation()
     assert line.split()[0] in conversation.command(line).text
-    assert conversation == Conversation()
+    assert conversation == SavedConversation()
 
 
 def test_every_command_of_the_help_is_known() -> None:
@@ -112,10 +112,10 @@ def test_printable_keeps_text_and_drops_control() -> None:
 
 
 def test_figures() -> None:
-    line = figures(Usage(10, 21), wait=0.5, run=2.0, finish="length")
+    line = figures(ReplyUsage(10, 21), wait=0.5, run=2.0, finish="length")
     assert "21 tokens, 10.0 tokens/s" in line
     assert "0.50 s" in line and "prompt 10" in line and "limit" in line
-    assert "tokens/s" not in figures(Usage(), wait=0.5, run=2.0, finish="stopped")
+    assert "tokens/s" not in figures(ReplyUsage(), wait=0.5, run=2.0, finish="stopped")
 
 
 def chunk(finish: str | None = None, **delta: str) -> dict[str, Any]:
@@ -191,14 +191,14 @@ def fake() -> Iterator[Fake]:
     server.server_close()
 
 
-Talk = Callable[..., tuple[str, Conversation]]
+Talk = Callable[..., tuple[str, SavedConversation]]
 
 
 @pytest.fixture
 def talk(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> Talk:
     """Types lines into a terminal; an exception among them is what `input` raises."""
 
-    def run(*lines: str | type[BaseException], tty: bool = True) -> tuple[str, Conversation]:
+    def run(*lines: str | type[BaseException], tty: bool = True) -> tuple[str, SavedConversation]:
         typed = iter(lines)
 
         def read(_: str) -> str:
@@ -209,7 +209,7 @@ def talk(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> Talk:
 
         monkeypatch.setattr("builtins.input", read)
         shown = Console(file=io.StringIO(), width=200)
-        terminal = chat.Terminal(chat.Server(fake.url, model="fake"), Conversation(), shown)
+        terminal = chat.Terminal(chat.Server(fake.url, model="fake"), SavedConversation(), shown)
         terminal.interactive = tty
         terminal.run()
         return shown.file.getvalue(), terminal.conversation  # type: ignore[attr-defined]

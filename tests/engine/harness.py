@@ -11,14 +11,14 @@ from mlx_lm.models.cache import make_prompt_cache
 from millrace.cache.prefix import PrefixCache
 from millrace.cache.state import Layout
 from millrace.config import EngineConfig
-from millrace.engine.choice import Chooser, HostChooser
-from millrace.engine.keeping import Keeper
-from millrace.engine.link import ThreadLink
+from millrace.engine.cache_use import CacheUse
 from millrace.engine.loop import Engine
 from millrace.engine.measure import cost_of
-from millrace.engine.memory import Budget, Cost
+from millrace.engine.memory import Budget, StateCost
 from millrace.engine.prefill import Forward, whole
 from millrace.engine.sampler import Sampler
+from millrace.engine.sampling import HostSampling, SamplingBackend
+from millrace.engine.transport import ThreadTransport
 from millrace.protocol import Failed, FromEngine, Prefilled, Step, Submit, ToEngine, TokenLogprob
 
 Key = tuple[str, int]
@@ -30,7 +30,7 @@ class Bench:
     def __init__(
         self,
         model: Any,
-        chooser: Chooser | None = None,
+        backend: SamplingBackend | None = None,
         budget: Budget | None = None,
         cache: int | None = None,
         disk: Any = None,
@@ -38,29 +38,29 @@ class Bench:
         **config: Any,
     ) -> None:
         """`cache` is the prefix cache's memory in bytes; None goes without."""
-        self.made: dict[Key, list[int]] = {}
+        self.generated: dict[Key, list[int]] = {}
         self.finish: dict[Key, str] = {}
         self.failed: dict[str | None, Failed] = {}
         self.prefilled: dict[str, int] = {}
         self.logprobs: dict[Key, list[TokenLogprob]] = {}
         self.prompt_logprobs: dict[str, list[TokenLogprob]] = {}
-        self.link = ThreadLink(self._deliver)
+        self.transport = ThreadTransport(self._deliver)
         settings = EngineConfig(model="tiny", name="tiny", **config)
-        sampler = Sampler(chooser or HostChooser())
+        sampler = Sampler(backend or HostSampling())
         self.found: dict[str, Prefilled] = {}
         self.cache: PrefixCache | None = None
-        keeper = None
+        cache_use = None
         if cache is not None:
             layout = Layout.of(model)
             self.cache = PrefixCache(model, layout, cache, disk, pack=settings.cache_quant)
-            keeper = Keeper(self.cache, layout, settings.checkpoint_every)
+            cache_use = CacheUse(self.cache, layout, settings.checkpoint_every)
         self.engine = Engine(
             model,
             settings,
             sampler,
             budget or _plenty(model),
-            self.link,
-            keeper=keeper,
+            self.transport,
+            cache_use=cache_use,
             forward=forward,
         )
 
@@ -71,7 +71,7 @@ class Bench:
                 for row in rows:
                     key = (row.id, row.choice)
                     assert key not in self.finish, "a token after the end"
-                    self.made.setdefault(key, []).extend(row.tokens)
+                    self.generated.setdefault(key, []).extend(row.tokens)
                     self.logprobs.setdefault(key, []).extend(row.logprobs)
                     if row.finish:
                         self.finish[key] = row.finish
@@ -82,7 +82,7 @@ class Bench:
                 self.failed[id] = message
 
     def put(self, message: ToEngine, turns: int = 0) -> None:
-        self.link.put(message)
+        self.transport.put(message)
         for _ in range(turns):
             self.engine.turn()
 
@@ -102,10 +102,10 @@ class Bench:
             self.put(submit, turns)
         self.engine.turn()
         self.drain()
-        return self.made
+        return self.generated
 
 
-def cost(model: Any) -> Cost:
+def cost(model: Any) -> StateCost:
     caches = make_prompt_cache(model)
     mx.eval(model(mx.array([[1, 2]], mx.int32), cache=caches))
     return cost_of(caches)

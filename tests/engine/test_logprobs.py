@@ -48,9 +48,9 @@ def test_generated_and_prompt_tokens(model: Any) -> None:
         for i, p in enumerate(prompts)
     ]
     bench = Bench(model, prefill_chunk=200)
-    made = bench.run(submits, turns=2)
+    generated = bench.run(submits, turns=2)
     for i, prompt in enumerate(prompts):
-        tokens = [*prompt, *made[str(i), 0]]
+        tokens = [*prompt, *generated[str(i), 0]]
         table = _table(model, tokens)
         first = len(prompt)
         _check(bench.prompt_logprobs[str(i)], prompt[1:], table[: first - 1], (0, 2)[i])

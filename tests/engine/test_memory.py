@@ -36,12 +36,12 @@ def test_pre_empted_rows_finish_as_if_undisturbed(model: Any, kept: bool) -> Non
         return gone
 
     bench.engine._leave = counted  # type: ignore[method-assign]
-    made = bench.run(
+    generated = bench.run(
         Submit(str(i), p, [Choice(0, i)], 340, Sampling(temperature=0.0), priority=i % 2)
         for i, p in enumerate(prompts)
     )
     for i, prompt in enumerate(prompts):
-        assert made[str(i), 0] == greedy_alone(model, prompt, 340)
+        assert generated[str(i), 0] == greedy_alone(model, prompt, 340)
     if each.per_token:
         assert sum(left) > 0, "nothing was pre-empted: the test is too easy"
 
@@ -56,4 +56,4 @@ def test_a_prompt_that_can_never_fit_is_refused(model: Any) -> None:
     bench.engine.turn()
     bench.drain()
     assert "--kv-memory" in bench.failed["big"].message
-    assert len(bench.made["small", 0]) == 4
+    assert len(bench.generated["small", 0]) == 4

@@ -11,9 +11,9 @@ import pytest
 from engine.harness import Bench, greedy_alone
 from tiny import SHAPES, VOCAB, build
 
-from millrace.engine.choice import DeviceChooser
-from millrace.engine.lanes import Lanes
+from millrace.engine.cpu_pipeline import CpuPipeline
 from millrace.engine.prefill import whole
+from millrace.engine.sampling import DeviceSampling
 from millrace.protocol import Abort, AbortChoice, Choice, Sampling, Submit
 
 GREEDY = Sampling(temperature=0.0)
@@ -35,7 +35,7 @@ def test_greedy_rows_equal_the_plain_loop(model: Any) -> None:
     prompts = _prompts(7, 50, seed=1)
     lengths = [5 + 7 * i for i in range(7)]
     bench = Bench(model, prefill_chunk=13, max_running=4)
-    made = bench.run(
+    generated = bench.run(
         (
             Submit(str(i), p, [Choice(0, i)], n, GREEDY)
             for i, (p, n) in enumerate(zip(prompts, lengths, strict=True))
@@ -43,7 +43,7 @@ def test_greedy_rows_equal_the_plain_loop(model: Any) -> None:
         turns=3,
     )
     for i, (prompt, n) in enumerate(zip(prompts, lengths, strict=True)):
-        assert made[str(i), 0] == greedy_alone(model, prompt, n)
+        assert generated[str(i), 0] == greedy_alone(model, prompt, n)
         assert bench.finish[str(i), 0] == "length"
 
 
@@ -57,7 +57,7 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         seen.append(1)
         yield
 
-    monkeypatch.setattr("millrace.engine.lanes.blas.one_thread", one_thread)
+    monkeypatch.setattr("millrace.engine.cpu_pipeline.blas.one_thread", one_thread)
     return seen
 
 
@@ -66,11 +66,11 @@ def test_chunks_in_lanes_equal_the_plain_loop(model: Any, cores: int, cut: list[
     dice = random.Random(2)
     lengths = (60, 50, 64, 90, 41, 700, 210, 3)
     prompts = [[dice.randrange(VOCAB) for _ in range(n)] for n in lengths]
-    bench = Bench(model, cache=1 << 28, forward=Lanes(cores).forward, prefill_chunk=600)
+    bench = Bench(model, cache=1 << 28, forward=CpuPipeline(cores).forward, prefill_chunk=600)
     submits = [Submit(str(i), p, [Choice(0, i)], 9, GREEDY) for i, p in enumerate(prompts)]
-    made = bench.run(submits, turns=2)
+    generated = bench.run(submits, turns=2)
     for i, prompt in enumerate(prompts):
-        assert made[str(i), 0] == greedy_alone(model, prompt, 9)
+        assert generated[str(i), 0] == greedy_alone(model, prompt, 9)
     assert cut
 
 
@@ -78,13 +78,13 @@ def test_prompt_logprobs_in_lanes_are_all_there(model: Any, cut: list[int]) -> N
     dice = random.Random(4)
     prompt = [dice.randrange(VOCAB) for _ in range(300)]
     asked = Submit("a", prompt, [Choice(0, 1)], 2, GREEDY, prompt_logprobs=1)
-    told = []
-    for forward in (whole, Lanes(2).forward):
+    reported = []
+    for forward in (whole, CpuPipeline(2).forward):
         bench = Bench(model, forward=forward)
         bench.run([asked])
-        told.append([(t.token, t.logprob) for t in bench.prompt_logprobs["a"]])
-    assert [t for t, _ in told[1]] == [t for t, _ in told[0]] == prompt[1:]
-    assert [p for _, p in told[1]] == pytest.approx([p for _, p in told[0]], abs=1e-4)
+        reported.append([(t.token, t.logprob) for t in bench.prompt_logprobs["a"]])
+    assert [t for t, _ in reported[1]] == [t for t, _ in reported[0]] == prompt[1:]
+    assert [p for _, p in reported[1]] == pytest.approx([p for _, p in reported[0]], abs=1e-4)
     assert cut
 
 
@@ -103,7 +103,7 @@ def test_sampled_rows_depend_on_their_own_seed_alone(model: Any) -> None:
     for submit in submits:
         alone = Bench(model).run([submit])
         assert alone == {k: v for k, v in together.items() if k[0] == submit.id}
-        assert Bench(model, DeviceChooser()).run([submit]) == alone
+        assert Bench(model, DeviceSampling()).run([submit]) == alone
 
 
 def test_a_resume_goes_on_as_if_nothing_had_happened(model: Any) -> None:
@@ -126,7 +126,7 @@ def test_aborts_leave_the_others_untouched(model: Any) -> None:
     bench.put(Abort("late"), turns=1)
     bench.drain()
     for id, choice in (("0", 0), ("0", 1), ("2", 1), ("3", 0), ("3", 1)):
-        assert bench.made[id, choice] == greedy_alone(model, prompts[int(id)], 25)
+        assert bench.generated[id, choice] == greedy_alone(model, prompts[int(id)], 25)
     assert ("1", 0) not in bench.finish
     assert ("2", 0) not in bench.finish
     assert ("late", 0) not in bench.finish
@@ -137,6 +137,6 @@ def test_a_stop_token_ends_the_row_and_is_reported(model: Any) -> None:
     free = greedy_alone(model, prompt, 30)
     stop = free[10]
     bench = Bench(model)
-    made = bench.run([Submit("a", prompt, [Choice(0, 0)], 30, GREEDY, [stop])])["a", 0]
-    assert made == free[: free.index(stop) + 1]
+    generated = bench.run([Submit("a", prompt, [Choice(0, 0)], 30, GREEDY, [stop])])["a", 0]
+    assert generated == free[: free.index(stop) + 1]
     assert bench.finish["a", 0] == "stop"

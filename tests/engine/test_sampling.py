@@ -10,9 +10,9 @@ import pytest
 from engine.harness import Bench, greedy_alone
 from tiny import VOCAB, build
 
-from millrace.engine import choice
-from millrace.engine.choice import DeviceChooser
+from millrace.engine import sampling as filters
 from millrace.engine.row import Row
+from millrace.engine.sampling import DeviceSampling
 from millrace.protocol import Choice, Sampling, Submit
 
 PROMPT = [5, 9, 70, 3, 9, 44, 9]
@@ -57,7 +57,7 @@ def test_sixteen_parameter_sets_at_once_each_as_alone(model: Any) -> None:
     for submit in submits:
         alone = Bench(model).run([submit])["".join(submit.id), 0]
         assert alone == together[submit.id, 0], submit.sampling
-        on_device = Bench(model, DeviceChooser()).run([submit])[submit.id, 0]
+        on_device = Bench(model, DeviceSampling()).run([submit])[submit.id, 0]
         assert on_device == alone, submit.sampling
 
 
@@ -72,15 +72,15 @@ def test_a_bias_forbids_and_forces(model: Any) -> None:
 
 
 def test_a_strong_presence_penalty_never_repeats(model: Any) -> None:
-    made = _one(model, Sampling(temperature=0.0, presence_penalty=1000.0), 60)
-    assert len(set(made)) == 60
+    generated = _one(model, Sampling(temperature=0.0, presence_penalty=1000.0), 60)
+    assert len(set(generated)) == 60
 
 
 def test_frequency_grows_with_every_use(model: Any) -> None:
     biased = {4: 50.0, 8: 49.0}
-    made = _one(model, Sampling(temperature=0.0, frequency_penalty=2.0, logit_bias=biased), 10)
-    assert set(made) == {4, 8}
-    assert abs(made.count(4) - made.count(8)) <= 2
+    generated = _one(model, Sampling(temperature=0.0, frequency_penalty=2.0, logit_bias=biased), 10)
+    assert set(generated) == {4, 8}
+    assert abs(generated.count(4) - generated.count(8)) <= 2
 
 
 def test_repetition_looks_at_the_whole_context(model: Any) -> None:
@@ -99,10 +99,10 @@ def test_repetition_looks_at_the_whole_context(model: Any) -> None:
     assert plain == [77]
     far = Sampling(temperature=0.0, repetition_penalty=1e6)
     raw = model(mx.array([prompt], mx.int32))[0, -1]
-    made = Bench(model).run([Submit("c", prompt, [Choice(0, 0)], 1, far)])["c", 0][0]
+    generated = Bench(model).run([Submit("c", prompt, [Choice(0, 0)], 1, far)])["c", 0][0]
     unseen = [i for i in range(VOCAB) if i not in set(prompt)]
     best = max(unseen, key=lambda i: float(raw[i]))
-    assert made == best
+    assert generated == best
 
 
 def test_no_stop_before_min_tokens(model: Any) -> None:
@@ -116,18 +116,18 @@ def test_no_stop_before_min_tokens(model: Any) -> None:
 def test_xtc_takes_the_top_choices_away() -> None:
     weights = np.array([0.4, 0.3, 0.2, 0.06, 0.04], np.float32)
     wanted = pytest.approx([0.4, 0.0, 0.2, 0.06, 0.04])
-    kept = choice.without_top_choices(weights, 0.1, np.array([0]))
+    kept = filters.without_top_choices(weights, 0.1, np.array([0]))
     assert kept.tolist() == wanted, "0 ends the row and stays"
     request = Submit("a", [1], [Choice(0, 0)], 4, Sampling(xtc_threshold=0.1), [0])
     row = Row.of(request, request.choices[0], 0.0)
-    assert np.array(choice._xtc(mx.array(weights)[None], row))[0].tolist() == wanted
+    assert np.array(filters._xtc(mx.array(weights)[None], row))[0].tolist() == wanted
 
 
 def test_typical_keeps_what_is_as_surprising_as_expected() -> None:
     weights = np.array([1.0, 0.2, 0.2, 0.2, 0.2, 0.2, 0.2, 0.001], np.float32)
     wanted = [False, True, True, True, True, True, True, False]
-    assert (choice.typical(weights, 0.5) > 0).tolist() == wanted
-    assert (np.array(choice._typical(mx.array(weights)[None], 0.5))[0] > 0).tolist() == wanted
+    assert (filters.typical(weights, 0.5) > 0).tolist() == wanted
+    assert (np.array(filters._typical(mx.array(weights)[None], 0.5))[0] > 0).tolist() == wanted
 
 
 def test_draws_follow_the_distribution(model: Any) -> None:
@@ -138,7 +138,7 @@ def test_draws_follow_the_distribution(model: Any) -> None:
         Submit(str(i), PROMPT, [Choice(k, 1000 * i + k) for k in range(100)], 1, Sampling())
         for i in range(20)
     ]
-    made = Bench(model, max_running=200).run(submits)
-    seen = np.bincount([t[0] for t in made.values()], minlength=VOCAB) / 2000
+    generated = Bench(model, max_running=200).run(submits)
+    seen = np.bincount([t[0] for t in generated.values()], minlength=VOCAB) / 2000
     assert np.abs(seen - p).sum() < 0.25
     assert np.abs(seen - p).max() < 0.04

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.engine.memory import Budget, Cost
-from millrace.engine.pace import GAP_IN_STEPS, SMALLEST_CHUNK, Pace
+from millrace.engine.latency_model import GAP_IN_STEPS, SMALLEST_CHUNK, LatencyModel
+from millrace.engine.memory import Budget, StateCost
 from millrace.engine.scheduler import PADDING, PRIORITY_SECONDS, Scheduler
 
 
@@ -76,13 +76,13 @@ class World:
 
     def __init__(self, *, rows: int = 4, limit: int = 1 << 60, chunk: int = 512) -> None:
         self.now = 0.0
-        self.pace = Pace(chunk)
+        self.latency = LatencyModel(chunk)
         for count in range(1, 40):
-            self.pace.saw_step(count, self.STEP)
+            self.latency.saw_step(count, self.STEP)
         for count in (10, 30):
-            self.pace.saw_gap(1, count, self.STEP + count * self.TOKEN)
-        self.budget = Budget(Cost(per_token=1), limit)
-        self.scheduler: Scheduler[Prompt] = Scheduler(rows, self.pace, self.budget)
+            self.latency.saw_gap(1, count, self.STEP + count * self.TOKEN)
+        self.budget = Budget(StateCost(per_token=1), limit)
+        self.scheduler: Scheduler[Prompt] = Scheduler(rows, self.latency, self.budget)
         self.rows: list[Stream] = []
         self.first: list[Prompt] = []
         self.finished: list[Prompt] = []
@@ -102,7 +102,7 @@ class World:
             if len(self.rows) > 1:
                 assert self.budget.batch([r.length + 1 for r in self.rows]) <= self.budget.limit
             self.now += self.STEP
-            self.pace.saw_step(len(self.rows), self.STEP)
+            self.latency.saw_step(len(self.rows), self.STEP)
             for row in self.rows:
                 row.length += 1
                 row.left -= 1
@@ -204,23 +204,23 @@ def test_the_lowest_priority_gives_way_and_then_the_youngest() -> None:
 
 
 def test_chunks_follow_the_step_to_come_and_the_wish() -> None:
-    pace = Pace(512)
-    assert pace.chunk(2000, 0) == 500
+    latency = LatencyModel(512)
+    assert latency.chunk(2000, 0) == 500
     for _ in range(10):
-        pace.saw_step(4, 0.1)
-        pace.saw_step(8, 0.15)
-    assert 7 <= pace.limit(4) == pace.limit(4, coming=1) <= 8, (
+        latency.saw_step(4, 0.1)
+        latency.saw_step(8, 0.15)
+    assert 7 <= latency.limit(4) == latency.limit(4, coming=1) <= 8, (
         "a chunk may cost a step beside its tokens, and a token a part of one"
     )
     for tokens in (50, 100) * 15:
-        pace.saw_gap(4, tokens, 0.1 + tokens / 1000)
-    assert 149 <= pace.limit(4) <= 150
-    assert pace.limit(4, coming=5) == 200, "what so large a chunk takes has not been seen"
-    pace.saw_chunk(250, 0.25)
-    assert 274 <= pace.limit(4, coming=5) <= 275
-    assert pace.chunk(2000, 4, coming=5) == 250
-    assert pace.chunk(7, 4) == 7
-    wish = Pace(512, max_stall=0.3)
+        latency.saw_gap(4, tokens, 0.1 + tokens / 1000)
+    assert 149 <= latency.limit(4) <= 150
+    assert latency.limit(4, coming=5) == 200, "what so large a chunk takes has not been seen"
+    latency.saw_chunk(250, 0.25)
+    assert 274 <= latency.limit(4, coming=5) <= 275
+    assert latency.chunk(2000, 4, coming=5) == 250
+    assert latency.chunk(7, 4) == 7
+    wish = LatencyModel(512, max_stall=0.3)
     wish.saw_step(4, 0.1)
     for tokens in (50, 100):
         wish.saw_gap(4, tokens, 0.1 + tokens / 1000)
@@ -234,15 +234,15 @@ def test_chunks_follow_the_step_to_come_and_the_wish() -> None:
 def test_chunks_find_their_size_whatever_they_take(
     base: float, token: float, step: float, drift: float
 ) -> None:
-    pace = Pace(512)
+    latency = LatencyModel(512)
     for _ in range(10):
-        pace.saw_step(4, step)
+        latency.saw_step(4, step)
     base, token = base * step, token * step
     gaps, sizes, fitting = [], [], []
     for _ in range(60):
-        sizes.append(pace.limit(4))
+        sizes.append(latency.limit(4))
         gaps.append(step + base + sizes[-1] * token)
-        pace.saw_gap(4, sizes[-1], gaps[-1])
+        latency.saw_gap(4, sizes[-1], gaps[-1])
         fitting.append((1.5 * step - base) / token)
         base *= drift
     for gap, size in zip(gaps[30:], sizes[30:], strict=True):
@@ -251,9 +251,9 @@ def test_chunks_find_their_size_whatever_they_take(
 
 
 def test_steps_that_were_not_measured_are_judged_from_those_that_were() -> None:
-    pace = Pace(512)
-    assert pace.step(3) == 0.0
-    pace.saw_step(1, 0.1)
-    assert pace.step(1) < pace.step(6) == 0.2
-    pace.saw_step(5, 0.3)
-    assert abs(pace.step(3) - 0.2) < 1e-9
+    latency = LatencyModel(512)
+    assert latency.step(3) == 0.0
+    latency.saw_step(1, 0.1)
+    assert latency.step(1) < latency.step(6) == 0.2
+    latency.saw_step(5, 0.3)
+    assert abs(latency.step(3) - 0.2) < 1e-9

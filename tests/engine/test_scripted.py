@@ -73,13 +73,13 @@ def test_a_tool_loop(servers: Callable[[Style], Server], style: Style) -> None:
     server = servers(style)
     first = _ask(server, "What is the weather?", tools=[WEATHER])["choices"][0]
     assert first["finish_reason"] == "tool_calls"
-    (made,) = first["message"]["tool_calls"]
-    assert made["function"]["name"] == "get_weather"
-    assert json.loads(made["function"]["arguments"]) == {"city": "Zürich"}
+    (generated,) = first["message"]["tool_calls"]
+    assert generated["function"]["name"] == "get_weather"
+    assert json.loads(generated["function"]["arguments"]) == {"city": "Zürich"}
     messages = [
         {"role": "user", "content": "What is the weather?"},
         first["message"],
-        {"role": "tool", "tool_call_id": made["id"], "content": "sunny"},
+        {"role": "tool", "tool_call_id": generated["id"], "content": "sunny"},
         {"role": "system", "content": "A system message in between is no turn to answer."},
     ]
     last = _ask(server, messages, tools=[WEATHER])["choices"][0]

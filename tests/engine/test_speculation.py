@@ -79,7 +79,7 @@ class _Eager(Speculation):
 
 def _bench(model: Any, **more: Any) -> Bench:
     bench = Bench(model, speculate=4, **more)
-    bench.engine._speculation = _Eager(4, bench.engine._pace)
+    bench.engine._speculation = _Eager(4, bench.engine._latency)
     return bench
 
 
@@ -100,7 +100,7 @@ def test_greedy_rows_equal_the_plain_loop(model: Any) -> None:
     bench.engine.turn()
     bench.drain()
     for i, prompt in enumerate(prompts):
-        assert bench.made[f"{i}", 0] == greedy_alone(model, prompt, 40 - i)
+        assert bench.generated[f"{i}", 0] == greedy_alone(model, prompt, 40 - i)
         assert bench.finish[f"{i}", 0] == "length"
 
 
@@ -119,8 +119,8 @@ def test_rows_that_cannot_guess_sit_beside_those_that_do(model: Any) -> None:
     with_guesses, without = _bench(model), Bench(model)
     assert with_guesses.run(submits) == without.run(submits)
     for key, scores in without.logprobs.items():
-        told = [s.logprob for s in with_guesses.logprobs[key]]
-        assert told == pytest.approx([s.logprob for s in scores], abs=1e-4)
+        reported = [s.logprob for s in with_guesses.logprobs[key]]
+        assert reported == pytest.approx([s.logprob for s in scores], abs=1e-4)
 
 
 def test_stops_and_aborts_in_the_middle_of_guesses(model: Any) -> None:
@@ -133,10 +133,10 @@ def test_stops_and_aborts_in_the_middle_of_guesses(model: Any) -> None:
     stop = whole[10]
     ends = Submit("stops", prompt, [Choice(0, 1)], 30, Sampling(temperature=0.0), stop_ids=[stop])
     bench.run([ends])
-    assert bench.made["other", 0] == whole
-    assert bench.made["stops", 0] == whole[: whole.index(stop) + 1]
+    assert bench.generated["other", 0] == whole
+    assert bench.generated["stops", 0] == whole[: whole.index(stop) + 1]
     assert bench.finish["stops", 0] == "stop"
     again = Submit("again", [*prompt, *whole], [Choice(0, 1)], 5, Sampling(temperature=0.0))
     bench.run([again])
-    assert bench.made["again", 0] == greedy_alone(model, [*prompt, *whole], 5)
+    assert bench.generated["again", 0] == greedy_alone(model, [*prompt, *whole], 5)
     assert bench.found["again"].cached >= len(prompt) + 28

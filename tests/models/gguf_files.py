@@ -74,7 +74,7 @@ def write_gguf(
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, arch)
     _metadata(writer, arch, tokens, extra or {})
-    made = Written(path)
+    generated = Written(path)
 
     def add(name: str, target: str, shape: tuple[int, ...]) -> None:
         if name in drop:
@@ -85,11 +85,11 @@ def write_gguf(
         if not matrix and name.endswith("norm.weight"):
             values = (1 + 0.25 * values).astype(np.float16).astype(np.float32)
             raw = values
-        made.kinds[target] = own
+        generated.kinds[target] = own
         if arch == "gemma3" and "norm" in name:
-            made.weights[target] = values - np.float32(1)
+            generated.weights[target] = values - np.float32(1)
         else:
-            made.weights[target] = values[_rows(arch, name, shape[0])]
+            generated.weights[target] = values[_rows(arch, name, shape[0])]
         writer.add_tensor(name, raw, raw_dtype=own)
 
     vocab = len(tokens[0])
@@ -114,7 +114,7 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return made
+    return generated
 
 
 def blocks(

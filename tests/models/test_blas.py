@@ -88,8 +88,8 @@ def test_two_processes_make_one_library(tmp_path: Path) -> None:
     found = [msgspec.json.decode(p.communicate(timeout=120)[0], type=blas.Blas) for p in racing]
     assert {b.kind for b in found} == {"openblas"}
     assert len({b.path for b in found}) == 1
-    made = [p for p in tmp_path.rglob("*") if p.is_file() and p.suffix != ".lock"]
-    assert made == [Path(str(found[0].path))]
+    generated = [p for p in tmp_path.rglob("*") if p.is_file() and p.suffix != ".lock"]
+    assert generated == [Path(str(found[0].path))]
 
 
 @linux_cpu

@@ -210,9 +210,9 @@ def test_bos_comes_first_where_the_file_or_its_kind_says(
     metadata = BYTES | {"tokenizer.ggml.pre": pre}
     if said is not None:
         metadata["tokenizer.ggml.add_bos_token"] = said
-    made = built(metadata)
-    assert (made.tokenizer.encode("hello").ids[0] == BOS) is expected
-    assert made.settings["add_bos_token"] is expected
+    generated = built(metadata)
+    assert (generated.tokenizer.encode("hello").ids[0] == BOS) is expected
+    assert generated.settings["add_bos_token"] is expected
 
 
 @pytest.mark.parametrize(

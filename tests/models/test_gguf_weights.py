@@ -16,7 +16,7 @@ from mlx.utils import tree_map
 from mlx_lm.utils import dequantize_model, load_model
 
 from millrace.models.gguf import convert
-from millrace.models.gguf.writer import Writer, as_array
+from millrace.models.gguf.writer import SafetensorsWriter, as_array
 
 PACKED = {
     Kind.Q4_0: 4,
@@ -93,30 +93,32 @@ def assert_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("kind", [*PACKED, *FLOATS], ids=lambda k: k.name)
 def test_every_tensor_is_exact(tmp_path: Path, kind: Kind) -> None:
-    made = write_gguf(tmp_path / "m.gguf", "llama", kind, untied=True)
-    folder = imported(made.path, tmp_path / "out")
-    assert_equal(values_in(folder), made.weights)
+    generated = write_gguf(tmp_path / "m.gguf", "llama", kind, untied=True)
+    folder = imported(generated.path, tmp_path / "out")
+    assert_equal(values_in(folder), generated.weights)
 
 
 @pytest.mark.parametrize("kind", WIDENED, ids=lambda k: k.name)
 def test_types_without_an_mlx_form_are_widened(tmp_path: Path, kind: Kind) -> None:
-    made = write_gguf(tmp_path / "m.gguf", "llama", kind)
-    assert_equal(values_in(imported(made.path, tmp_path / "exact", exact=True)), made.weights)
-    found = values_in(imported(made.path, tmp_path / "out"))
-    for name, values in made.weights.items():
+    generated = write_gguf(tmp_path / "m.gguf", "llama", kind)
+    assert_equal(
+        values_in(imported(generated.path, tmp_path / "exact", exact=True)), generated.weights
+    )
+    found = values_in(imported(generated.path, tmp_path / "out"))
+    for name, values in generated.weights.items():
         assert np.array_equal(found[name], values.astype(np.float16)), name
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("kind", [Kind.F32, Kind.Q4_1, Kind.Q8_0, Kind.Q5_K], ids=lambda k: k.name)
 def test_mlx_runs_it_as_the_same_weights(tmp_path: Path, arch: str, kind: Kind) -> None:
-    made = write_gguf(tmp_path / "m.gguf", arch, kind, untied=arch != "gemma3")
-    folder = imported(made.path, tmp_path / "out")
-    assert_equal(values_in(folder), made.weights)
+    generated = write_gguf(tmp_path / "m.gguf", arch, kind, untied=arch != "gemma3")
+    folder = imported(generated.path, tmp_path / "out")
+    assert_equal(values_in(folder), generated.weights)
     model = load_wide(folder)
     straight = type(model)(model.args)
     straight.load_weights(
-        [(n, mx.array(v)) for n, v in made.weights.items()], strict=arch != "gemma3"
+        [(n, mx.array(v)) for n, v in generated.weights.items()], strict=arch != "gemma3"
     )
     if arch == "gemma3":
         straight.tie_word_embeddings = True
@@ -136,10 +138,10 @@ def test_tied_and_untied_heads(tmp_path: Path, arch: str) -> None:
 
 
 def test_rows_of_rotated_biases_are_put_back(tmp_path: Path) -> None:
-    made = write_gguf(tmp_path / "m.gguf", biases=("attn_q", "attn_k", "attn_v"))
-    folder = imported(made.path, tmp_path / "out")
+    generated = write_gguf(tmp_path / "m.gguf", biases=("attn_q", "attn_k", "attn_v"))
+    folder = imported(generated.path, tmp_path / "out")
     found = values_in(folder)
-    for name, values in made.weights.items():
+    for name, values in generated.weights.items():
         assert np.array_equal(found[name], values), name
     assert not found["model.layers.0.self_attn.o_proj.bias"].any()
     load_model(folder)
@@ -148,28 +150,28 @@ def test_rows_of_rotated_biases_are_put_back(tmp_path: Path) -> None:
 def test_mixed_types_are_named_per_layer(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     raw, _ = gguf_files.blocks(rng, (len(gguf_files.TOKENS), gguf_files.HIDDEN), Kind.F16)
-    made = write_gguf(
+    generated = write_gguf(
         tmp_path / "m.gguf",
         kind=Kind.Q4_0,
         drop=("token_embd.weight",),
         tensors={"token_embd.weight": raw},
     )
-    folder = imported(made.path, tmp_path / "out")
-    made.weights["model.embed_tokens.weight"] = raw.astype(np.float32)
-    assert_equal(values_in(folder), made.weights)
+    folder = imported(generated.path, tmp_path / "out")
+    generated.weights["model.embed_tokens.weight"] = raw.astype(np.float32)
+    assert_equal(values_in(folder), generated.weights)
     load_model(folder)
 
 
 def test_bfloat16_models_stay_in_bfloat16(tmp_path: Path) -> None:
-    made = write_gguf(tmp_path / "m.gguf", kind=Kind.BF16)
-    folder = imported(made.path, tmp_path / "out")
+    generated = write_gguf(tmp_path / "m.gguf", kind=Kind.BF16)
+    folder = imported(generated.path, tmp_path / "out")
     stored = mx.load(str(folder / "model.safetensors"))
     assert stored["model.embed_tokens.weight"].dtype == mx.bfloat16
     assert json.loads((folder / "config.json").read_text())["torch_dtype"] == "bfloat16"
 
 
 def test_large_models_become_shards_with_an_index(tmp_path: Path) -> None:
-    writer = Writer(tmp_path, names=5, shard=100)
+    writer = SafetensorsWriter(tmp_path, names=5, shard=100)
     arrays = {f"t{i}": np.arange(10, dtype=np.float32) + i for i in range(5)}
     for name, values in arrays.items():
         writer.add(name, as_array(values))

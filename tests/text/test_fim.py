@@ -50,9 +50,9 @@ def _shown(tokenizer: Tokenizer, ids: list[int]) -> str:
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
 def test_every_family_is_found_and_its_order_kept(tmp_path: Path, family: object) -> None:
-    from millrace.text.fim import Family
+    from millrace.text.fim import FimFamily
 
-    assert isinstance(family, Family)
+    assert isinstance(family, FimFamily)
     markers = [m for m in (family.prefix, family.suffix, family.middle, *family.ends) if m]
     fim, tokenizer = _infill(tmp_path / "t", markers)
     assert fim.name == family.name

@@ -18,7 +18,7 @@ from millrace.text.formats import (
     inside_thought,
     names,
 )
-from millrace.text.formats.writing import Call, write_calls
+from millrace.text.formats.call_encoder import Call, write_calls
 
 FORMATS = [by_name(name) for name in names()]
 WEATHER_CALL = Call("get_weather", HOSTILE, "abcdefgh1")

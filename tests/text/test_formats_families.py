@@ -17,7 +17,7 @@ from millrace.text.formats import (
     thought_names,
     tool_from_openai,
 )
-from millrace.text.formats.writing import Call, write_calls
+from millrace.text.formats.call_encoder import Call, write_calls
 
 PING_CALL = Call("ping", {}, "abcdefgh2")
 

@@ -15,8 +15,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from millrace.errors import BadRequest
 from millrace.text.formats import OutputFormat, by_name, names, tool_from_openai
+from millrace.text.formats.call_encoder import Call, write_calls
 from millrace.text.formats.syntax import PythonCalls
-from millrace.text.formats.writing import Call, write_calls
 from millrace.text.grammar import (
     answer_grammar,
     calls_grammar,

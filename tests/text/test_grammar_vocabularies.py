@@ -14,7 +14,7 @@ from test_formats_support import MATERIAL, fold, read
 from test_grammar import ALARM, TOOLS, prompt_for, written
 
 from millrace.text.formats import by_name
-from millrace.text.formats.writing import Call
+from millrace.text.formats.call_encoder import Call
 from millrace.text.grammar import calls_grammar
 
 PAIRS = [

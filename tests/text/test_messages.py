@@ -13,9 +13,9 @@ from test_formats_support import HOSTILE, SPECS, TOOLS, fold, read
 from millrace.errors import BadRequest
 from millrace.text.dialect import Conversation, Dialect
 from millrace.text.formats import OutputFormat, by_name, detect, thinking_controls
-from millrace.text.formats.showing import show_result, show_tools
 from millrace.text.formats.style import Style, probe
-from millrace.text.messages import Prepared, cut, open_ended, plain_text, prepare
+from millrace.text.formats.tool_prompt import show_result, show_tools
+from millrace.text.messages import PreparedMessages, cut, open_ended, plain_text, prepare
 from millrace.text.template import ChatTemplate
 from millrace.text.tokenizer import Tokenizer
 
@@ -63,7 +63,9 @@ def style_of(source: str) -> Style:
     return probe(ChatTemplate(source))
 
 
-def ready(source: str, messages: list[dict[str, Any]], tools: Any = None) -> tuple[str, Prepared]:
+def ready(
+    source: str, messages: list[dict[str, Any]], tools: Any = None
+) -> tuple[str, PreparedMessages]:
     template = ChatTemplate(source)
     format = detect(source)
     prepared = prepare(messages, tools, probe(template), format)

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from millrace.serving.client import State
-from millrace.serving.live import Phase
+from millrace.serving.in_flight import Phase
 
 
 class Links(msgspec.Struct):

@@ -41,14 +41,14 @@ class CacheAnswer(msgspec.Struct):
     models: list[ModelCache]
 
 
-class Dropped(msgspec.Struct):
+class DroppedCache(msgspec.Struct):
     name: str
     memory_bytes: int
     disk_bytes: int
 
 
 class DropAnswer(msgspec.Struct):
-    dropped: list[Dropped]
+    dropped: list[DroppedCache]
 
 
 class WarmRequest(msgspec.Struct):
@@ -66,7 +66,7 @@ class WarmAnswer(msgspec.Struct):
     object: Literal["cache.warmed"] = "cache.warmed"
 
 
-class Which(msgspec.Struct):
+class CacheSelection(msgspec.Struct):
     model: str | None = None
     """All of them if left out."""
 
@@ -76,17 +76,17 @@ class Which(msgspec.Struct):
     "server",
     "What the prefix cache holds",
     answer=CacheAnswer,
-    query=Which,
+    query=CacheSelection,
     statuses=(404, 503),
 )
 async def cache(http: HttpRequest) -> Response:
     models = _models(http)
     reports = await asyncio.gather(*(m.client.cache() for m in models))
-    told = [
+    reported = [
         ModelCache(m.name, r.enabled, r.memory, r.disk, _NO_HITS | r.hits)
         for m, r in zip(models, reports, strict=True)
     ]
-    return as_json(CacheAnswer(told))
+    return as_json(CacheAnswer(reported))
 
 
 @router.delete("/v1/cache")
@@ -94,18 +94,18 @@ async def cache(http: HttpRequest) -> Response:
     "server",
     "Empty the prefix cache, in memory and on disk",
     answer=DropAnswer,
-    query=Which,
+    query=CacheSelection,
     statuses=(404, 503),
 )
 async def drop_cache(http: HttpRequest) -> Response:
     return as_json(DropAnswer([await drop(m) for m in _models(http)]))
 
 
-async def drop(model: ServedModel) -> Dropped:
+async def drop(model: ServedModel) -> DroppedCache:
     """Empty a model's cache; tells what it held."""
     held = await model.client.cache()
     await model.client.cache(clear=True)
-    return Dropped(model.name, held.memory.bytes, held.disk.bytes if held.disk else 0)
+    return DroppedCache(model.name, held.memory.bytes, held.disk.bytes if held.disk else 0)
 
 
 @router.post("/v1/cache/warm")

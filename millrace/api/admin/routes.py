@@ -15,7 +15,7 @@ from millrace.api.context import context_of
 from millrace.api.openapi.describe import describe
 from millrace.errors import NotFound
 from millrace.serving.client import State
-from millrace.serving.live import Live
+from millrace.serving.in_flight import InFlight
 from millrace.serving.model import ServedModel
 from millrace.version import __version__
 
@@ -87,30 +87,32 @@ def _model(model: ServedModel) -> dict[str, Any]:
         "load_seconds": ready.load_seconds if ready else None,
         "kv_budget": ready.kv_budget if ready else None,
         "kv_bytes_per_token": ready.kv_bytes_per_token if ready else None,
-        "requests": [_request(r) for r in client.live.values()],
+        "requests": [_request(r) for r in client.in_flight.values()],
     }
 
 
-def _request(live: Live) -> dict[str, Any]:
+def _request(active: InFlight) -> dict[str, Any]:
     now = time.monotonic()
-    first = live.first_token
-    made, prompt = live.tokens_made, len(live.submit.prompt)
+    first = active.first_token
+    generated, prompt = active.tokens_generated, len(active.submit.prompt)
     return {
-        "id": live.id,
-        "phase": live.phase,
+        "id": active.id,
+        "phase": active.phase,
         "prompt_tokens": prompt,
-        "cached_tokens": live.cached,
-        "cache_hit": live.hit,
-        "prefilled_tokens": prompt if first else min(prompt, live.prefilled),
-        "progress": 1.0 if first else round(min(1.0, live.prefilled / max(1, prompt)), 3),
-        "made_tokens": made,
-        "max_tokens": live.submit.max_tokens,
-        "age_seconds": round(now - live.arrived, 3),
-        "ttft_seconds": round(first - live.arrived, 3) if first else None,
+        "cached_tokens": active.cached,
+        "cache_hit": active.hit,
+        "prefilled_tokens": prompt if first else min(prompt, active.prefilled),
+        "progress": 1.0 if first else round(min(1.0, active.prefilled / max(1, prompt)), 3),
+        "made_tokens": generated,
+        "max_tokens": active.submit.max_tokens,
+        "age_seconds": round(now - active.arrived, 3),
+        "ttft_seconds": round(first - active.arrived, 3) if first else None,
         "tokens_per_second": (
-            round((made - 1) / (now - first), 2) if first and made > 1 and now > first else None
+            round((generated - 1) / (now - first), 2)
+            if first and generated > 1 and now > first
+            else None
         ),
-        "resumes": live.deaths,
-        "priority": live.submit.priority,
-        "endpoint": live.endpoint,
+        "resumes": active.deaths,
+        "priority": active.submit.priority,
+        "endpoint": active.endpoint,
     }

@@ -18,7 +18,7 @@ from millrace.api.anthropic.events import (
     BlockStop,
     Ending,
     InputJsonDelta,
-    Message,
+    MessageAnswer,
     MessageDelta,
     MessageStart,
     MessageStop,
@@ -33,7 +33,7 @@ from millrace.api.anthropic.events import (
     ToolUseBlock,
     cost_of,
 )
-from millrace.api.opaque import seal
+from millrace.api.encrypted_content import seal
 from millrace.text.deltas import (
     Content,
     Delta,
@@ -76,7 +76,7 @@ class Blocks:
         if not self._begun:
             self._begun = True
             yield MessageStart(
-                message=Message(id=self._id, model=self._model, usage=cost_of(usage))
+                message=MessageAnswer(id=self._id, model=self._model, usage=cost_of(usage))
             )
             yield Ping()
         elif isinstance(event, Idle):
@@ -147,12 +147,12 @@ class Folding:
     """The whole message, built from the events as a client would."""
 
     def __init__(self) -> None:
-        self._message: Message | None = None
+        self._message: MessageAnswer | None = None
         self._open: Block = TextBlock()
         self._json = ""
 
     @property
-    def message(self) -> Message:
+    def message(self) -> MessageAnswer:
         assert self._message is not None, "a stream has at least a beginning"
         return self._message
 

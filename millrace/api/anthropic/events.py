@@ -22,7 +22,7 @@ class Details(msgspec.Struct):
     thinking_tokens: int
 
 
-class Cost(msgspec.Struct):
+class MessageUsage(msgspec.Struct):
     """`usage`: the three kinds of input add up to the prompt."""
 
     input_tokens: int
@@ -32,8 +32,8 @@ class Cost(msgspec.Struct):
     output_tokens_details: Details
 
 
-def cost_of(usage: Usage) -> Cost:
-    return Cost(
+def cost_of(usage: Usage) -> MessageUsage:
+    return MessageUsage(
         input_tokens=usage.prompt - usage.cached - usage.written,
         cache_creation_input_tokens=usage.written,
         cache_read_input_tokens=usage.cached,
@@ -60,14 +60,14 @@ class ToolUseBlock(_Tagged, tag="tool_use"):
 Block = TextBlock | ThinkingBlock | ToolUseBlock
 
 
-class Message(_Tagged, tag="message", kw_only=True):
+class MessageAnswer(_Tagged, tag="message", kw_only=True):
     id: str
     role: Literal["assistant"] = "assistant"
     model: str
     content: list[Block] = []
     stop_reason: StopReason | None = None
     stop_sequence: str | None = None
-    usage: Cost
+    usage: MessageUsage
 
 
 class TextDelta(_Tagged, tag="text_delta"):
@@ -90,7 +90,7 @@ BlockDelta = TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta
 
 
 class MessageStart(_Tagged, tag="message_start"):
-    message: Message
+    message: MessageAnswer
 
 
 class Ping(_Tagged, tag="ping"):
@@ -118,7 +118,7 @@ class Ending(msgspec.Struct):
 
 class MessageDelta(_Tagged, tag="message_delta"):
     delta: Ending
-    usage: Cost
+    usage: MessageUsage
 
 
 class MessageStop(_Tagged, tag="message_stop"):

@@ -11,17 +11,17 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from millrace.api.anthropic.schema import (
+    AnthropicMessage,
+    AnthropicThought,
     Block,
     Document,
     Image,
-    Message,
     RedactedThought,
     Text,
-    Thought,
     ToolResult,
     ToolUse,
 )
-from millrace.api.opaque import unseal
+from millrace.api.encrypted_content import unseal
 from millrace.errors import BadRequest, Unsupported
 
 Turn = dict[str, Any]
@@ -30,7 +30,9 @@ _LABEL = "x-anthropic-billing-header:"
 in every session, and in the prompt it would part each from all that came before."""
 
 
-def conversation_of(system: str | Sequence[Text] | None, messages: Sequence[Message]) -> list[Turn]:
+def conversation_of(
+    system: str | Sequence[Text] | None, messages: Sequence[AnthropicMessage]
+) -> list[Turn]:
     """All turns, the system prompt first; neighbours of one role are one turn."""
     turns: list[Turn] = []
     if system:
@@ -52,7 +54,7 @@ Placed = tuple[str, Block]
 """A block, and where in the request it stands."""
 
 
-def _blocks(index: int, message: Message) -> list[Placed]:
+def _blocks(index: int, message: AnthropicMessage) -> list[Placed]:
     where = f"messages.{index}.content"
     if isinstance(message.content, str):
         return [(where, Text(text=message.content))]
@@ -89,7 +91,7 @@ def _assistant(blocks: Sequence[Placed]) -> Turn:
     calls: list[dict[str, Any]] = []
     for where, block in blocks:
         match block:
-            case Thought(thinking=text, signature=signature):
+            case AnthropicThought(thinking=text, signature=signature):
                 thoughts.append(text or unseal(signature) or "")
             case RedactedThought():
                 pass  # Nobody but who sealed it can read it.

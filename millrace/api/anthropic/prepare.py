@@ -40,7 +40,7 @@ class ThreadUnsupported(Unsupported):
 
 
 @dataclass
-class Prepared:
+class PreparedRequest:
     chat: Conversation
     entry: Entry | None = None
     """The form that the answer must have."""
@@ -48,7 +48,7 @@ class Prepared:
     """What the request asked for and this model or server does not do."""
 
 
-def prepare(wire: Prompt, dialect: Dialect) -> Prepared:
+def prepare(wire: Prompt, dialect: Dialect) -> PreparedRequest:
     """Not for the event loop: it renders with the model's template."""
     if wire.thread is not None:
         raise ThreadUnsupported("'thread' is not supported by this server.", param="thread")
@@ -77,7 +77,7 @@ def prepare(wire: Prompt, dialect: Dialect) -> Prepared:
         ignored.append("container")
     if wire.output_config is not None and wire.output_config.task_budget is not None:
         ignored.append("output_config.task_budget")
-    return Prepared(chat, entry, ignored)
+    return PreparedRequest(chat, entry, ignored)
 
 
 def _prefill(turns: list[Turn]) -> tuple[list[Turn], bool]:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from millrace.api.answer import EventStream, as_json, whole
 from millrace.api.anthropic.blocks import Blocks, Folding
-from millrace.api.anthropic.events import Count, Message, StreamEvent, encoded, error_event
+from millrace.api.anthropic.events import Count, MessageAnswer, StreamEvent, encoded, error_event
 from millrace.api.anthropic.prepare import prepare
 from millrace.api.anthropic.schema import KNOWN, REFUSED, MessagesRequest, Prompt, ThinkingOn
 from millrace.api.body import convert, read_object, refuse, unknown
@@ -36,7 +36,7 @@ _SAMPLING = tuple(f for f in Sampling.__struct_fields__ if f != "logit_bias")
     "anthropic",
     "Answer a conversation",
     body=MessagesRequest,
-    answer=Message,
+    answer=MessageAnswer,
     stream=SSE,
     event=StreamEvent,
     statuses=RUNS,
@@ -81,11 +81,11 @@ async def _request(
     model = context_of(http).registry.get(wire.model)
     id = request_id(http, "msg_")
 
-    def made() -> tuple[Request, list[str]]:
+    def prepared() -> tuple[Request, list[str]]:
         ready = prepare(wire, model.dialect)
         return model.chat(id, ready.chat, ready.entry), ready.ignored
 
-    request, ignored = await asyncio.to_thread(made)
+    request, ignored = await asyncio.to_thread(prepared)
     headers = {"x-request-id": id, "request-id": id}
     return model, request, headers | ignored_header([*unknown(raw, KNOWN), *ignored])
 
@@ -109,7 +109,7 @@ async def _stream(running: Running, blocks: Blocks) -> AsyncIterator[bytes]:
             yield encoded(out)
 
 
-async def _folded(running: Running, blocks: Blocks) -> Message:
+async def _folded(running: Running, blocks: Blocks) -> MessageAnswer:
     folding = Folding()
     async for event in running.events():
         for out in blocks.feed(event, running.usage):

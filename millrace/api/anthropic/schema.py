@@ -29,7 +29,7 @@ class Image(Tagged, tag="image"):
     """Known by name, so that it can be refused by name."""
 
 
-class Source(msgspec.Struct):
+class DocumentSource(msgspec.Struct):
     type: str
     data: str | None = None
     content: str | list[Text | Image] | None = None
@@ -40,7 +40,7 @@ class Citations(msgspec.Struct):
 
 
 class Document(Tagged, tag="document"):
-    source: Source
+    source: DocumentSource
     title: str | None = None
     context: str | None = None
     citations: Citations | None = None
@@ -58,7 +58,7 @@ class ToolResult(Tagged, tag="tool_result"):
     is_error: bool | None = None
 
 
-class Thought(Tagged, tag="thinking"):
+class AnthropicThought(Tagged, tag="thinking"):
     thinking: str
     signature: str = ""
 
@@ -67,10 +67,10 @@ class RedactedThought(Tagged, tag="redacted_thinking"):
     data: str = ""
 
 
-Block = Text | Image | Document | ToolUse | ToolResult | Thought | RedactedThought
+Block = Text | Image | Document | ToolUse | ToolResult | AnthropicThought | RedactedThought
 
 
-class Message(msgspec.Struct):
+class AnthropicMessage(msgspec.Struct):
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
@@ -87,39 +87,39 @@ class Tool(msgspec.Struct):
     allowed_callers: list[str] | None = None
 
 
-class Choice(Tagged):
+class AnthropicToolChoice(Tagged):
     disable_parallel_tool_use: bool | None = None
 
 
-class AutoChoice(Choice, tag="auto"):
+class AutoChoice(AnthropicToolChoice, tag="auto"):
     pass
 
 
-class AnyChoice(Choice, tag="any"):
+class AnyChoice(AnthropicToolChoice, tag="any"):
     pass
 
 
-class ToolChoice(Choice, tag="tool", kw_only=True):
+class ToolChoice(AnthropicToolChoice, tag="tool", kw_only=True):
     name: str
 
 
-class NoChoice(Choice, tag="none"):
+class NoChoice(AnthropicToolChoice, tag="none"):
     pass
 
 
-class Thinking(Tagged):
+class AnthropicThinking(Tagged):
     display: Literal["summarized", "omitted"] | None = None
 
 
-class ThinkingOn(Thinking, tag="enabled", kw_only=True):
+class ThinkingOn(AnthropicThinking, tag="enabled", kw_only=True):
     budget_tokens: Positive
 
 
-class ThinkingAdaptive(Thinking, tag="adaptive"):
+class ThinkingAdaptive(AnthropicThinking, tag="adaptive"):
     pass
 
 
-class ThinkingOff(Thinking, tag="disabled"):
+class ThinkingOff(AnthropicThinking, tag="disabled"):
     pass
 
 
@@ -146,7 +146,7 @@ class Prompt(msgspec.Struct, kw_only=True):
     """What decides the prompt: all that counting tokens needs."""
 
     model: str | None = None
-    messages: Annotated[list[Message], Meta(min_length=1)]
+    messages: Annotated[list[AnthropicMessage], Meta(min_length=1)]
     system: str | list[Text] | None = None
     tools: list[Tool] | None = None
     tool_choice: AutoChoice | AnyChoice | ToolChoice | NoChoice | None = None

@@ -12,7 +12,7 @@ from millrace.text.deltas import Event
 Item = Event | Cancelled
 
 
-class Batch:
+class GenerateBatch:
     """Must be closed, as each of its members."""
 
     def __init__(self, members: Sequence[Running]) -> None:

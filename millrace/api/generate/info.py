@@ -21,21 +21,21 @@ from millrace.version import __version__
 router = APIRouter()
 
 
-class Which(msgspec.Struct):
+class ModelSelection(msgspec.Struct):
     model: str | None = None
     """The only one there is, if left out."""
 
 
 @router.get("/get_model_info")
 @router.get("/model_info")
-@describe("sglang", "What the model is", query=Which, statuses=(404,))
+@describe("sglang", "What the model is", query=ModelSelection, statuses=(404,))
 async def model_info(http: HttpRequest) -> Response:
     return as_json(_about(context_of(http).registry.get(http.query_params.get("model"))))
 
 
 @router.get("/get_server_info")
 @router.get("/server_info")
-@describe("sglang", "What the server is and does", query=Which, statuses=(404,))
+@describe("sglang", "What the server is and does", query=ModelSelection, statuses=(404,))
 async def server_info(http: HttpRequest) -> Response:
     context = context_of(http)
     model = context.registry.get(http.query_params.get("model"))
@@ -50,8 +50,10 @@ async def server_info(http: HttpRequest) -> Response:
             "max_queued_requests": context.config.max_queue,
             "device": client.ready.device if client.ready else None,
             "dtype": client.ready.dtype if client.ready else None,
-            "num_running_requests": sum(r.first_token is not None for r in client.live.values()),
-            "num_waiting_requests": sum(r.first_token is None for r in client.live.values()),
+            "num_running_requests": sum(
+                r.first_token is not None for r in client.in_flight.values()
+            ),
+            "num_waiting_requests": sum(r.first_token is None for r in client.in_flight.values()),
         }
     )
 
@@ -87,7 +89,7 @@ async def abort_request(http: HttpRequest) -> Response:
     wire = convert(await read_object(http, context.config.max_body), AbortRequest)
     clients = [m.client for m in context.registry.all()]
     if wire.abort_all:
-        found = [c.cancel(id) for c in clients for id in list(c.live)]
+        found = [c.cancel(id) for c in clients for id in list(c.in_flight)]
         return as_json({"aborted": sum(found)})
     if not wire.rid:
         raise BadRequest("Give the 'rid' of the request, or abort_all: true.", param="rid")

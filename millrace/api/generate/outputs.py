@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from millrace.api.generate.asking import Asked
+from millrace.api.generate.request import PromptRequest
 from millrace.errors import Cancelled
 from millrace.protocol import TokenLogprob
 from millrace.serving.fold import Answer
@@ -19,8 +19,10 @@ Scored = list[Any]
 class Outputs:
     """The answers to one prompt, as far as they are."""
 
-    def __init__(self, asked: Asked, running: Running, model: ServedModel, texts: bool) -> None:
-        self._asked = asked
+    def __init__(
+        self, prompt_request: PromptRequest, running: Running, model: ServedModel, texts: bool
+    ) -> None:
+        self._prompt_request = prompt_request
         self._running = running
         self._vocabulary = model.tokenizer.vocabulary
         self._texts = texts
@@ -48,18 +50,18 @@ class Outputs:
 
     def tell(self, choice: int) -> dict[str, Any]:
         answer = self._answers[choice]
-        only_prompt = self._asked.only_prompt
+        only_prompt = self._prompt_request.only_prompt
         tokens = [] if only_prompt else answer.tokens
         meta: dict[str, Any] = {
-            "id": self._asked.request.id,
+            "id": self._prompt_request.request.id,
             "finish_reason": self._finish(answer, len(tokens)),
-            "prompt_tokens": len(self._asked.request.prompt),
+            "prompt_tokens": len(self._prompt_request.request.prompt),
             "completion_tokens": len(tokens),
             "cached_tokens": self._running.usage.cached,
             "e2e_latency": time.monotonic() - self._began,
             "matched_stop": answer.finish.matched if answer.finish and not only_prompt else None,
         }
-        if self._asked.scored:
+        if self._prompt_request.scored:
             meta |= self._logprobs(answer)
         return {
             "text": "" if only_prompt else self._text(answer),
@@ -67,17 +69,17 @@ class Outputs:
             "meta_info": meta,
         }
 
-    def _finish(self, answer: Answer, made: int) -> dict[str, Any] | None:
+    def _finish(self, answer: Answer, generated: int) -> dict[str, Any] | None:
         finish = answer.finish
         if finish is None:
             return {"type": "abort", "message": self._aborted} if self._aborted else None
-        if finish.reason == "length" or self._asked.only_prompt:
-            return {"type": "length", "length": made}
+        if finish.reason == "length" or self._prompt_request.only_prompt:
+            return {"type": "length", "length": generated}
         return {"type": "stop", "matched": finish.matched}
 
     def _text(self, answer: Answer) -> str:
         """A stop token is no text, unless the request wants stops left in."""
-        finish, request = answer.finish, self._asked.request
+        finish, request = answer.finish, self._prompt_request.request
         if finish is None or finish.token is None or not request.include_stop:
             return answer.content
         hidden = request.skip_special_tokens and finish.token in self._vocabulary.special
@@ -86,23 +88,23 @@ class Outputs:
         return answer.content + self._token_text(finish.token)
 
     def _logprobs(self, answer: Answer) -> dict[str, Any]:
-        made = list(answer.logprobs)
+        generated = list(answer.logprobs)
         if answer.finish is not None and answer.finish.score is not None:
-            made.append(answer.finish.score)
-        if self._asked.only_prompt:
-            made = []
-        prompt, start = self._asked.request.prompt, self._asked.start
+            generated.append(answer.finish.score)
+        if self._prompt_request.only_prompt:
+            generated = []
+        prompt, start = self._prompt_request.request.prompt, self._prompt_request.start
         # Nothing comes before the first token, so it has no logprob; scores begin with the second.
         first = [self._scored(None, prompt[0])] if start == 0 else []
-        told = self._scores[max(0, start - 1) :] if start < len(prompt) else []
+        reported = self._scores[max(0, start - 1) :] if start < len(prompt) else []
         found: dict[str, Any] = {
-            "input_token_logprobs": first + [self._scored(s.logprob, s.token) for s in told],
-            "output_token_logprobs": [self._scored(s.logprob, s.token) for s in made],
+            "input_token_logprobs": first + [self._scored(s.logprob, s.token) for s in reported],
+            "output_token_logprobs": [self._scored(s.logprob, s.token) for s in generated],
         }
-        if self._asked.request.logprobs:
+        if self._prompt_request.request.logprobs:
             nothing: list[list[Scored] | None] = [None] if first else []
-            found["input_top_logprobs"] = nothing + [self._top(s) for s in told]
-            found["output_top_logprobs"] = [self._top(s) for s in made]
+            found["input_top_logprobs"] = nothing + [self._top(s) for s in reported]
+            found["output_top_logprobs"] = [self._top(s) for s in generated]
         return found
 
     def _top(self, score: TokenLogprob) -> list[Scored]:

@@ -15,9 +15,9 @@ from millrace.api.body import convert, read_object
 from millrace.api.context import checked_id, context_of, request_id
 from millrace.api.errors import openai_error
 from millrace.api.generate import info, tokens
-from millrace.api.generate.asking import Asked, asked, check, prompts_of
-from millrace.api.generate.batch import Batch
+from millrace.api.generate.batch import GenerateBatch
 from millrace.api.generate.outputs import Outputs
+from millrace.api.generate.request import PromptRequest, check, prompt_requests, prompts_of
 from millrace.api.generate.schema import GenerateRequest
 from millrace.api.openapi.describe import RUNS, SSE, describe
 from millrace.api.running import run_all
@@ -43,8 +43,8 @@ async def generate(http: HttpRequest) -> Response:
     # Long texts take a while to tokenise: not on the event loop.
     prompts, is_batch = await asyncio.to_thread(prompts_of, wire, model)
     ids, headers = _ids(http, wire, len(prompts), is_batch)
-    questions = await asyncio.to_thread(asked, wire, model, prompts, ids)
-    batch = Batch(run_all(http, model, [q.request for q in questions]))
+    questions = await asyncio.to_thread(prompt_requests, wire, model, prompts, ids)
+    batch = GenerateBatch(run_all(http, model, [q.request for q in questions]))
     answers = _Answers(model, batch, questions, bool(wire.return_text_in_logprobs), is_batch)
     headers |= ignored_header(ignored)
     if wire.stream:
@@ -73,11 +73,16 @@ class _Answers:
     """All answers of a call: one object, or a list where there are several prompts or choices."""
 
     def __init__(
-        self, model: ServedModel, batch: Batch, asked: list[Asked], texts: bool, is_batch: bool
+        self,
+        model: ServedModel,
+        batch: GenerateBatch,
+        prompt_requests: list[PromptRequest],
+        texts: bool,
+        is_batch: bool,
     ) -> None:
         self._batch = batch
         self._outputs = [
-            Outputs(a, r, model, texts) for a, r in zip(asked, batch.members, strict=True)
+            Outputs(a, r, model, texts) for a, r in zip(prompt_requests, batch.members, strict=True)
         ]
         self._listed = is_batch or self._outputs[0].n > 1
         self._firsts = [sum(o.n for o in self._outputs[:i]) for i in range(len(self._outputs))]
@@ -85,8 +90,8 @@ class _Answers:
     async def whole(self) -> Any:
         async for number, event in self._batch.events():
             self._outputs[number].see(event)
-        told = [o.tell(choice) for o in self._outputs for choice in range(o.n)]
-        return told if self._listed else told[0]
+        reported = [o.tell(choice) for o in self._outputs for choice in range(o.n)]
+        return reported if self._listed else reported[0]
 
     async def chunks(self) -> AsyncIterator[bytes]:
         async for number, event in self._batch.events():

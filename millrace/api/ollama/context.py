@@ -9,7 +9,7 @@ from millrace.serving.model import ServedModel
 from millrace.text.deltas import Finish
 from millrace.text.dialect import Conversation
 
-_BORDER = "millrace-border"
+_BOUNDARY = "millrace-border"
 
 
 def followed(context: list[int], chat: Conversation, model: ServedModel) -> list[int]:
@@ -20,10 +20,10 @@ def followed(context: list[int], chat: Conversation, model: ServedModel) -> list
             f"context holds a number that is no token of this model (0 to {size - 1}).",
             param="context",
         )
-    earlier = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _BORDER}]
+    earlier = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _BOUNDARY}]
     whole = model.dialect.render(dataclasses.replace(chat, messages=[*earlier, *chat.messages]))
-    _, border, turn = whole.rpartition(_BORDER)
-    if not border:
+    _, boundary, turn = whole.rpartition(_BOUNDARY)
+    if not boundary:
         turn = model.dialect.render(chat)
     # The template writes the end of the earlier answer, whether that came to its end or not.
     while context and context[-1] in model.tokenizer.eos_ids:
@@ -32,10 +32,10 @@ def followed(context: list[int], chat: Conversation, model: ServedModel) -> list
 
 
 def after(
-    prompt: list[int], made: list[int], finish: Finish | None, model: ServedModel
+    prompt: list[int], generated: list[int], finish: Finish | None, model: ServedModel
 ) -> list[int]:
     """The context to go on from: prompt and answer, without a stop string that was cut off."""
     if finish is not None and isinstance(finish.matched, str):
-        text = model.tokenizer.decode(made, skip_special=False)
-        made = model.tokenizer.encode(text[: text.rfind(finish.matched)])
-    return prompt + made
+        text = model.tokenizer.decode(generated, skip_special=False)
+        generated = model.tokenizer.encode(text[: text.rfind(finish.matched)])
+    return prompt + generated

@@ -37,7 +37,7 @@ SPEAKS = "0.12.11"
 _FOR_EVER = "9999-12-31T23:59:59Z"
 
 
-class Named(msgspec.Struct):
+class OllamaModelName(msgspec.Struct):
     model: str | None = None
     name: str | None = None
     """The older spelling."""
@@ -83,10 +83,10 @@ async def ps(http: HttpRequest) -> Response:
 
 
 @router.post("/api/show")
-@describe("ollama", "What a model is", body=Named, statuses=(404, *READS))
+@describe("ollama", "What a model is", body=OllamaModelName, statuses=(404, *READS))
 async def show(http: HttpRequest) -> Response:
     context = context_of(http)
-    name = convert(await read_object(http, context.config.max_body), Named).asked
+    name = convert(await read_object(http, context.config.max_body), OllamaModelName).asked
     try:
         model = find(context.registry, name)
     except ModelNotFound:
@@ -98,10 +98,10 @@ async def show(http: HttpRequest) -> Response:
 
 
 @router.delete("/api/delete")
-@describe("ollama", "Remove a model from disk", body=Named, statuses=(404, *READS))
+@describe("ollama", "Remove a model from disk", body=OllamaModelName, statuses=(404, *READS))
 async def delete(http: HttpRequest) -> Response:
     context = context_of(http)
-    name = bare(convert(await read_object(http, context.config.max_body), Named).asked)
+    name = bare(convert(await read_object(http, context.config.max_body), OllamaModelName).asked)
     folder = on_disk(name)
     served = {m.tokenizer.folder.resolve(): m.name for m in context.registry.all()}
     if name in served.values() or (folder and folder.resolve() in served):
@@ -114,10 +114,10 @@ async def delete(http: HttpRequest) -> Response:
 
 @router.post("/api/embed")
 @router.post("/api/embeddings")
-@describe("ollama", "Refused: no model here embeds", body=Named, statuses=(404, *READS))
+@describe("ollama", "Refused: no model here embeds", body=OllamaModelName, statuses=(404, *READS))
 async def embed(http: HttpRequest) -> Response:
     context = context_of(http)
-    wire = convert(await read_object(http, context.config.max_body), Named)
+    wire = convert(await read_object(http, context.config.max_body), OllamaModelName)
     model = find(context.registry, wire.model)
     raise Unsupported(f"The model '{model.name}' does not make embeddings.", param="model")
 
@@ -142,7 +142,7 @@ def on_disk(name: str) -> Path | None:
 
 @dataclass(frozen=True)
 class _About:
-    description: store.Description
+    description: store.ModelDescription
     digest: str
     modified: str
 
@@ -174,7 +174,7 @@ def _listed(model: ServedModel) -> dict[str, Any]:
     }
 
 
-def _details(about: store.Description) -> dict[str, Any]:
+def _details(about: store.ModelDescription) -> dict[str, Any]:
     return {
         "parent_model": "",
         "format": "safetensors",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from millrace.api.ollama.schema import Message
+from millrace.api.ollama.schema import OllamaMessage
 from millrace.errors import Unsupported
 
 
-def to_openai(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def to_openai(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
     found = []
     waiting: list[tuple[str, str]] = []
     count = 0
@@ -34,7 +34,7 @@ def to_openai(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return found
 
 
-def _result_of(message: Message, waiting: list[tuple[str, str]]) -> dict[str, str]:
+def _result_of(message: OllamaMessage, waiting: list[tuple[str, str]]) -> dict[str, str]:
     """Which call a result answers: the named one, else the oldest without a result."""
     fits = [c for c in waiting if c[0] == message.tool_call_id]
     fits = fits or [c for c in waiting if c[1] == message.tool_name] or waiting

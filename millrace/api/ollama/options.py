@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from millrace.api.body import refuse, unknown
-from millrace.api.ollama.schema import KNOWN_OPTIONS, REFUSED_OPTIONS, Common, Options
+from millrace.api.ollama.schema import KNOWN_OPTIONS, REFUSED_OPTIONS, OllamaCommon, Options
 from millrace.api.sampling import sampling_of, seed_of
 from millrace.errors import BadRequest
 from millrace.serving.model import ServedModel
@@ -33,7 +33,7 @@ def check_options(raw: Mapping[str, Any]) -> list[str]:
     return [f"options.{name}" for name in unknown(given, KNOWN_OPTIONS)]
 
 
-def fill(request: Request, wire: Common, model: ServedModel) -> list[str]:
+def fill(request: Request, wire: OllamaCommon, model: ServedModel) -> list[str]:
     """Place the options; returns the names of those that have no effect here."""
     options = wire.options or Options()
     ignored = []

@@ -20,7 +20,7 @@ from millrace.text.deltas import (
 
 
 @dataclass
-class Part:
+class OllamaPart:
     """A piece of the message, or all of it."""
 
     content: str = ""
@@ -28,7 +28,7 @@ class Part:
     calls: list[dict[str, Any]] = field(default_factory=list)
     scores: list[TokenLogprob] = field(default_factory=list)
 
-    def __iadd__(self, other: Part) -> Part:
+    def __iadd__(self, other: OllamaPart) -> OllamaPart:
         self.content += other.content
         self.thinking += other.thinking
         self.calls += other.calls
@@ -39,7 +39,7 @@ class Part:
         return bool(self.content or self.thinking or self.calls or self.scores)
 
 
-class Reader:
+class OllamaReader:
     """Deltas to parts. A call is told when it is complete, since its arguments are an object."""
 
     def __init__(self) -> None:
@@ -49,10 +49,10 @@ class Reader:
         self.tokens: list[int] = []
         self.finish: Finish | None = None
 
-    def read(self, delta: Delta) -> Part:
+    def read(self, delta: Delta) -> OllamaPart:
         self.tokens += delta.tokens
         self._scores += delta.logprobs
-        part = Part()
+        part = OllamaPart()
         match delta.piece:
             case ToolCallArguments(text=text):
                 assert self._call is not None
@@ -74,7 +74,7 @@ class Reader:
         part.scores, self._scores = self._scores, []
         return part
 
-    def _close(self, part: Part) -> None:
+    def _close(self, part: OllamaPart) -> None:
         """Put the call that was being made into the part; one cut off by the limit is no call."""
         call, self._call = self._call, None
         if call is None:
@@ -88,11 +88,11 @@ class Reader:
         self._count += 1
 
 
-Shape = Callable[[Part], dict[str, Any]]
+Shape = Callable[[OllamaPart], dict[str, Any]]
 """How a part looks to the clients of an endpoint."""
 
 
-def as_message(part: Part) -> dict[str, Any]:
+def as_message(part: OllamaPart) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": part.content}
     if part.thinking:
         message["thinking"] = part.thinking
@@ -101,5 +101,5 @@ def as_message(part: Part) -> dict[str, Any]:
     return {"message": message}
 
 
-def as_response(part: Part) -> dict[str, Any]:
+def as_response(part: OllamaPart) -> dict[str, Any]:
     return {"response": part.content} | ({"thinking": part.thinking} if part.thinking else {})

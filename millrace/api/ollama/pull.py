@@ -17,7 +17,7 @@ from starlette.responses import Response
 from millrace.api.answer import EventStream, as_json, whole
 from millrace.api.body import convert, read_object
 from millrace.api.context import context_of
-from millrace.api.ollama.library import Named, on_disk
+from millrace.api.ollama.library import OllamaModelName, on_disk
 from millrace.api.ollama.lines import BLANK, NDJSON, error_line, line
 from millrace.api.ollama.names import bare, find
 from millrace.api.openapi.describe import READS, describe
@@ -32,7 +32,7 @@ _PAUSE = 0.2
 """Seconds between two lines about the same stage."""
 
 
-class PullRequest(Named):
+class PullRequest(OllamaModelName):
     stream: bool | None = None
     """True if left out."""
     insecure: bool | None = None
@@ -82,15 +82,15 @@ async def _lines(name: str, registry: Registry, idle: float) -> AsyncIterator[by
         while True:
             try:
                 async with asyncio.timeout(idle):
-                    told = await queue.get()
+                    reported = await queue.get()
             except TimeoutError:
                 yield BLANK
                 continue
-            if told is None:
+            if reported is None:
                 break
-            if isinstance(told, MillraceError):
-                raise told
-            yield line(told)
+            if isinstance(reported, MillraceError):
+                raise reported
+            yield line(reported)
     yield line({"status": "success"})
 
 
@@ -108,7 +108,7 @@ def _fetch(
     put: Callable[[dict[str, Any] | MillraceError | None], None],
 ) -> None:
     """In a thread that does not keep the server from ending."""
-    told: dict[str, float] = {}
+    reported: dict[str, float] = {}
 
     def tell(item: dict[str, Any] | MillraceError | None) -> None:
         if not loop.is_closed():
@@ -116,8 +116,8 @@ def _fetch(
 
     def progress(stage: str, done: int, total: int | None) -> None:
         now = time.monotonic()
-        if done == total or now - told.get(stage, 0.0) >= _PAUSE:
-            told[stage] = now
+        if done == total or now - reported.get(stage, 0.0) >= _PAUSE:
+            reported[stage] = now
             tell({"status": stage} | ({"total": total, "completed": done} if total else {}))
 
     def work() -> None:

@@ -20,15 +20,15 @@ from millrace.api.ollama.lines import NDJSON, error_line, now
 from millrace.api.ollama.messages import to_openai
 from millrace.api.ollama.names import find
 from millrace.api.ollama.options import check_options, demanded, fill
-from millrace.api.ollama.parts import Part, Shape, as_message, as_response
+from millrace.api.ollama.parts import OllamaPart, Shape, as_message, as_response
+from millrace.api.ollama.response import Clock, OllamaResponse
 from millrace.api.ollama.schema import (
     REFUSED_BY_CHAT,
     REFUSED_BY_GENERATE,
-    ChatRequest,
-    Common,
-    GenerateRequest,
+    OllamaChatRequest,
+    OllamaCommon,
+    OllamaGenerateRequest,
 )
-from millrace.api.ollama.telling import Clock, Telling
 from millrace.api.openapi.describe import RUNS, describe
 from millrace.api.running import run
 from millrace.api.sampling import ignored_header
@@ -42,15 +42,15 @@ router = APIRouter()
 router.include_router(library.router)
 router.include_router(pull.router)
 
-T = TypeVar("T", bound=Common)
+T = TypeVar("T", bound=OllamaCommon)
 _NO_TIME = re.compile(r"[-+]?0*\.?0+(ns|us|µs|ms|s|m|h)?")
 
 
 @router.post("/api/chat")
-@describe("ollama", "Answer a conversation", body=ChatRequest, stream=NDJSON, statuses=RUNS)
+@describe("ollama", "Answer a conversation", body=OllamaChatRequest, stream=NDJSON, statuses=RUNS)
 async def chat(http: HttpRequest) -> Response:
     clock = Clock()
-    wire, model, ignored = await _read(http, ChatRequest, REFUSED_BY_CHAT)
+    wire, model, ignored = await _read(http, OllamaChatRequest, REFUSED_BY_CHAT)
     if not wire.messages:
         return await _opened(wire, model, as_message, ignored)
     conversation = _thinking(
@@ -69,10 +69,10 @@ async def chat(http: HttpRequest) -> Response:
 
 
 @router.post("/api/generate")
-@describe("ollama", "Answer a prompt", body=GenerateRequest, stream=NDJSON, statuses=RUNS)
+@describe("ollama", "Answer a prompt", body=OllamaGenerateRequest, stream=NDJSON, statuses=RUNS)
 async def generate(http: HttpRequest) -> Response:
     clock = Clock()
-    wire, model, ignored = await _read(http, GenerateRequest, REFUSED_BY_GENERATE)
+    wire, model, ignored = await _read(http, OllamaGenerateRequest, REFUSED_BY_GENERATE)
     if not wire.prompt:
         return await _opened(wire, model, as_response, ignored)
     id, prompt = request_id(http, "ollama-"), wire.prompt
@@ -92,7 +92,7 @@ async def generate(http: HttpRequest) -> Response:
     request = await asyncio.to_thread(model.chat, id, conversation, entry)
     if wire.context:
         request.prompt = await asyncio.to_thread(followed, wire.context, conversation, model)
-        request.borders = []  # they were those of the prompt without its past
+        request.boundaries = []  # they were those of the prompt without its past
     ignored += _deaf(conversation, model)
     return await _answer(http, wire, model, request, as_response, clock, ignored, remember=True)
 
@@ -108,13 +108,13 @@ async def _read(
     return wire, find(context.registry, wire.model), ignored
 
 
-def _goes_on(wire: ChatRequest) -> bool:
+def _goes_on(wire: OllamaChatRequest) -> bool:
     """An answer of the assistant's at the end is one to be continued."""
     last = (wire.messages or [])[-1]
     return last.role == "assistant" and bool(last.content) and not last.tool_calls
 
 
-def _thinking(chat: Conversation, wire: Common, model: ServedModel) -> Conversation:
+def _thinking(chat: Conversation, wire: OllamaCommon, model: ServedModel) -> Conversation:
     if wire.think is None:
         return chat
     form = model.dialect.format
@@ -131,7 +131,7 @@ def _deaf(chat: Conversation, model: ServedModel) -> list[str]:
 
 async def _answer(
     http: HttpRequest,
-    wire: Common,
+    wire: OllamaCommon,
     model: ServedModel,
     request: Request,
     shape: Shape,
@@ -144,7 +144,7 @@ async def _answer(
     await model.client.settled()
     clock.loaded()
     running = run(http, model, request)
-    telling = Telling(
+    response = OllamaResponse(
         wire.model or model.name,
         shape,
         running,
@@ -153,15 +153,17 @@ async def _answer(
         lambda r: after(request.prompt, r.tokens, r.finish, model) if remember else None,
     )
     if wire.stream is not False:
-        return EventStream(telling.stream(), running.close, error_line, headers, NDJSON)
-    return as_json(await whole(http, telling.whole(), running.close), headers)
+        return EventStream(response.stream(), running.close, error_line, headers, NDJSON)
+    return as_json(await whole(http, response.whole(), running.close), headers)
 
 
-async def _opened(wire: Common, model: ServedModel, shape: Shape, ignored: list[str]) -> Response:
+async def _opened(
+    wire: OllamaCommon, model: ServedModel, shape: Shape, ignored: list[str]
+) -> Response:
     """Without anything to answer, the request is to load the model, or to let go of it."""
     await model.client.settled()
     if wire.keep_alive is not None and _NO_TIME.fullmatch(str(wire.keep_alive)):
         # The model stays: saying "unload" would be untrue.
         ignored = [*ignored, "keep_alive"]
-    body = {"model": wire.model or model.name, "created_at": now(), **shape(Part())}
+    body = {"model": wire.model or model.name, "created_at": now(), **shape(OllamaPart())}
     return as_json(body | {"done": True, "done_reason": "load"}, ignored_header(ignored))

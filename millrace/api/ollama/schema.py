@@ -59,7 +59,7 @@ ADVISORY_OPTIONS = frozenset(
 KNOWN_OPTIONS = frozenset(Options.__struct_fields__) | ADVISORY_OPTIONS | frozenset(REFUSED_OPTIONS)
 
 
-class Common(msgspec.Struct, kw_only=True):
+class OllamaCommon(msgspec.Struct, kw_only=True):
     """What chat and generate share."""
 
     model: str | None = None
@@ -75,32 +75,32 @@ class Common(msgspec.Struct, kw_only=True):
     """Not Ollama's own: cached state is shared only with requests of the same salt."""
 
 
-class CalledFunction(msgspec.Struct):
+class OllamaCalledFunction(msgspec.Struct):
     name: str
     arguments: dict[str, Any] = {}
 
 
-class ToolCall(msgspec.Struct):
-    function: CalledFunction
+class OllamaToolCall(msgspec.Struct):
+    function: OllamaCalledFunction
     id: str | None = None
 
 
-class Message(msgspec.Struct):
+class OllamaMessage(msgspec.Struct):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     thinking: str | None = None
     images: list[Any] | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[OllamaToolCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
 
-class ChatRequest(Common):
-    messages: list[Message] | None = None
+class OllamaChatRequest(OllamaCommon):
+    messages: list[OllamaMessage] | None = None
     tools: list[dict[str, Any]] | None = None
 
 
-class GenerateRequest(Common):
+class OllamaGenerateRequest(OllamaCommon):
     prompt: str | None = None
     system: str | None = None
     raw: bool | None = None

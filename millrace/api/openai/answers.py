@@ -20,7 +20,7 @@ class CompletionDetails(msgspec.Struct):
     reasoning_tokens: int
 
 
-class Usage(msgspec.Struct):
+class CompletionUsage(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -80,7 +80,7 @@ class ChatCompletion(msgspec.Struct):
     created: int
     model: str
     choices: list[ChatChoice]
-    usage: Usage
+    usage: CompletionUsage
 
 
 class ChatDelta(msgspec.Struct):
@@ -107,7 +107,7 @@ class ChatChunk(msgspec.Struct):
     created: int
     model: str
     choices: list[ChunkChoice]
-    usage: Usage | None = None
+    usage: CompletionUsage | None = None
 
 
 class CompletionScores(msgspec.Struct):
@@ -134,7 +134,7 @@ class Completion(msgspec.Struct):
     created: int
     model: str
     choices: list[CompletionChoice]
-    usage: Usage | None = None
+    usage: CompletionUsage | None = None
 
 
 class ModelCard(msgspec.Struct):

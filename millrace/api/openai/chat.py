@@ -16,7 +16,7 @@ from millrace.api.errors import openai_error
 from millrace.api.openai.answers import ChatChunk, ChatCompletion
 from millrace.api.openai.chat_answer import Envelope
 from millrace.api.openai.common import demanded, fill, wants_usage
-from millrace.api.openai.schema import REFUSED_BY_CHAT, ChatRequest, Message, known
+from millrace.api.openai.schema import REFUSED_BY_CHAT, ChatRequest, OpenAIMessage, known
 from millrace.api.openai.tools import Offer, offer_of, spoken
 from millrace.api.openapi.describe import RUNS, SSE, describe
 from millrace.api.running import run
@@ -112,7 +112,7 @@ def _verbosity(wire: ChatRequest, dialect: Dialect) -> dict[str, Any]:
     return {}
 
 
-def _check(message: Message) -> None:
+def _check(message: OpenAIMessage) -> None:
     if message.content is None and message.role != "assistant":
         raise BadRequest(f"A message of role '{message.role}' has no content.", param="messages")
     if message.audio is not None:

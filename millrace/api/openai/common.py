@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from millrace.api.openai.schema import Common
+from millrace.api.openai.schema import OpenAICommon
 from millrace.api.sampling import sampling_of, seed_of
 from millrace.protocol import Sampling, TokenLogprob
 from millrace.serving.model import ServedModel
@@ -20,7 +20,7 @@ from millrace.text.vocabulary import Vocabulary
 _PLAIN = tuple(f for f in Sampling.__struct_fields__ if f != "logit_bias")
 
 
-def fill(request: Request, wire: Common, model: ServedModel) -> None:
+def fill(request: Request, wire: OpenAICommon, model: ServedModel) -> None:
     """The part of a Request that both endpoints fill alike."""
     asked = {name: getattr(wire, name) for name in _PLAIN}
     request.sampling = sampling_of(asked, model, wire.logit_bias)
@@ -38,7 +38,7 @@ def fill(request: Request, wire: Common, model: ServedModel) -> None:
     request.cache_salt = wire.cache_salt or ""
 
 
-def demanded(wire: Common) -> Entry | None:
+def demanded(wire: OpenAICommon) -> Entry | None:
     """The form that the answer must have, from whichever field asks for one."""
     names = ("response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
     return from_fields({k: v for k in names if (v := getattr(wire, k)) is not None})
@@ -54,7 +54,7 @@ def usage_of(usage: Usage) -> dict[str, Any]:
     }
 
 
-def wants_usage(wire: Common) -> bool:
+def wants_usage(wire: OpenAICommon) -> bool:
     return wire.stream_options is not None and wire.stream_options.include_usage
 
 

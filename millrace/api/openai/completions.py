@@ -178,7 +178,7 @@ class _Envelope:
         self._prompts = prompts
         self._texts = [model.tokenizer.decode(p) for p in prompts] if wire.echo else []
         self._n = wire.n or 1
-        self._made = max(self._n, wire.best_of or 1)
+        self._generated = max(self._n, wire.best_of or 1)
         """Choices generated per prompt; the best n are told."""
         self._wants_logprobs = wire.logprobs is not None
         self._wants_prompt = wire.prompt_logprobs is not None
@@ -189,11 +189,13 @@ class _Envelope:
     def whole(self, answers: list[Answer], usage: Usage) -> dict[str, Any]:
         choices: list[dict[str, Any]] = []
         for number in range(len(self._prompts)):
-            made = answers[number * self._made : (number + 1) * self._made]
-            self._scores[number] = made[0].prompt
-            if self._made > self._n:
-                made = sorted(made, key=_mean_logprob, reverse=True)[: self._n]
-            choices += [self._whole_choice(len(choices) + k, number, a) for k, a in enumerate(made)]
+            generated = answers[number * self._generated : (number + 1) * self._generated]
+            self._scores[number] = generated[0].prompt
+            if self._generated > self._n:
+                generated = sorted(generated, key=_mean_logprob, reverse=True)[: self._n]
+            choices += [
+                self._whole_choice(len(choices) + k, number, a) for k, a in enumerate(generated)
+            ]
         return self._head | {"choices": choices, "usage": usage_of(usage)}
 
     def _whole_choice(self, index: int, number: int, answer: Answer) -> dict[str, Any]:

@@ -20,7 +20,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
     """Accepted: our chunks carry no padding either way."""
 
 
-class Common(msgspec.Struct, kw_only=True):
+class OpenAICommon(msgspec.Struct, kw_only=True):
     """What chat and completions share."""
 
     model: str | None = None
@@ -61,17 +61,17 @@ class Common(msgspec.Struct, kw_only=True):
     stream_options: StreamOptions | None = None
 
 
-class Part(msgspec.Struct):
+class ContentPart(msgspec.Struct):
     type: str
     text: str | None = None
     refusal: str | None = None
 
 
-class Message(msgspec.Struct):
+class OpenAIMessage(msgspec.Struct):
     """Checked here, and passed on as it came: templates may use fields of their own."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[Part] | None = None
+    content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
@@ -87,16 +87,16 @@ class FunctionCall(msgspec.Struct):
     arguments: str = "{}"
 
 
-class Named(msgspec.Struct):
+class ToolName(msgspec.Struct):
     name: str
 
 
 class NamedFunction(msgspec.Struct, tag="function", tag_field="type"):
-    function: Named
+    function: ToolName
 
 
 class NamedCustom(msgspec.Struct, tag="custom", tag_field="type"):
-    custom: Named
+    custom: ToolName
 
 
 class Allowed(msgspec.Struct):
@@ -113,8 +113,8 @@ class AllowedTools(msgspec.Struct, tag="allowed_tools", tag_field="type"):
 ToolWish = Literal["none", "auto", "required"] | NamedFunction | NamedCustom | AllowedTools
 
 
-class ChatRequest(Common):
-    messages: Annotated[list[Message], Meta(min_length=1)]
+class ChatRequest(OpenAICommon):
+    messages: Annotated[list[OpenAIMessage], Meta(min_length=1)]
     max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
     top_logprobs: Top | None = None
@@ -122,7 +122,7 @@ class ChatRequest(Common):
     tool_choice: ToolWish | None = None
     functions: list[dict[str, Any]] | None = None
     """The older spelling of tools, answered in kind."""
-    function_call: Literal["none", "auto"] | Named | None = None
+    function_call: Literal["none", "auto"] | ToolName | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
@@ -135,7 +135,7 @@ class ChatRequest(Common):
     continue_final_message: bool | None = None
 
 
-class CompletionRequest(Common):
+class CompletionRequest(OpenAICommon):
     prompt: str | list[Any]
     logprobs: Top | None = None
     prompt_logprobs: Top | None = None

@@ -16,7 +16,7 @@ SSE = "text/event-stream"
 
 
 @dataclass(frozen=True)
-class Description:
+class RouteDescription:
     tag: str
     summary: str
     body: Any = None
@@ -40,7 +40,7 @@ class Description:
         return 499 in self.statuses
 
 
-_DESCRIBED: dict[Callable[..., Any], Description] = {}
+_DESCRIBED: dict[Callable[..., Any], RouteDescription] = {}
 
 
 def describe(
@@ -58,7 +58,7 @@ def describe(
     alike: Iterable[int] = (),
 ) -> Callable[[Endpoint], Endpoint]:
     """Describe the endpoint below; stands between it and its route."""
-    given = Description(
+    given = RouteDescription(
         tag=tag,
         summary=summary,
         body=body,
@@ -79,5 +79,5 @@ def describe(
     return note
 
 
-def description_of(endpoint: Callable[..., Any]) -> Description | None:
+def description_of(endpoint: Callable[..., Any]) -> RouteDescription | None:
     return _DESCRIBED.get(endpoint)

@@ -13,7 +13,7 @@ from fastapi.routing import APIRoute
 from millrace.api.errors import shape_of
 from millrace.api.keys import OPEN_PATHS
 from millrace.api.limits import is_limited
-from millrace.api.openapi.describe import Description, description_of
+from millrace.api.openapi.describe import RouteDescription, description_of
 from millrace.api.openapi.errors import MEANINGS, TYPES
 from millrace.version import __version__
 
@@ -58,7 +58,7 @@ def build(routes: Iterable[APIRoute], *, keyed: bool) -> dict[str, Any]:
 class _Schemas:
     """Every type that is spoken of, once."""
 
-    def __init__(self, descriptions: list[Description]) -> None:
+    def __init__(self, descriptions: list[RouteDescription]) -> None:
         types = [t for d in descriptions for t in (d.body, d.answer, d.event, d.query)]
         named = [t for t in dict.fromkeys([*types, *TYPES.values()]) if t is not None]
         found = msgspec.json.schema_components(named, ref_template=_REF)
@@ -105,7 +105,7 @@ def _shortened(
 
 
 def _operation(
-    route: APIRoute, method: str, description: Description, book: _Schemas
+    route: APIRoute, method: str, description: RouteDescription, book: _Schemas
 ) -> dict[str, Any]:
     path = route.path_format
     operation: dict[str, Any] = {
@@ -123,7 +123,9 @@ def _operation(
     return operation
 
 
-def _parameters(route: APIRoute, description: Description, book: _Schemas) -> list[dict[str, Any]]:
+def _parameters(
+    route: APIRoute, description: RouteDescription, book: _Schemas
+) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
         for name in route.param_convertors
@@ -132,7 +134,9 @@ def _parameters(route: APIRoute, description: Description, book: _Schemas) -> li
     return [*found, _ID] if description.runs else found
 
 
-def _responses(path: str, method: str, description: Description, book: _Schemas) -> dict[str, Any]:
+def _responses(
+    path: str, method: str, description: RouteDescription, book: _Schemas
+) -> dict[str, Any]:
     statuses = set(description.statuses)
     if path not in OPEN_PATHS:
         statuses.add(401)
@@ -159,7 +163,7 @@ _LIMITS = tuple(
 )
 
 
-def _answer(description: Description, book: _Schemas) -> dict[str, Any]:
+def _answer(description: RouteDescription, book: _Schemas) -> dict[str, Any]:
     schema = book.of(description.answer)
     if description.media != "application/json":
         schema = {"type": "string"}

@@ -49,11 +49,11 @@ class Labels(msgspec.Struct):
 )
 async def create(http: HttpRequest) -> Response:
     wire = convert(await _body(http), NewConversation)
-    made = conversation_object(
+    created = conversation_object(
         fresh("conv_", caller_of(http)), int(time.time()), wire.metadata or {}
     )
-    await _store(http).add_conversation(made, _items(wire.items or []))
-    return as_json(made)
+    await _store(http).add_conversation(created, _items(wire.items or []))
+    return as_json(created)
 
 
 @router.get("/v1/conversations/{id}")

@@ -17,7 +17,7 @@ from millrace.api.responses.answering import Answering, encode
 from millrace.api.responses.answers import InputTokens, ResponseEvent, ResponseObject
 from millrace.api.responses.ids import fresh
 from millrace.api.responses.parts import Wire
-from millrace.api.responses.prepare import Plan, our_words, prepare
+from millrace.api.responses.prepare import ResponsePlan, our_words, prepare
 from millrace.api.responses.schema import ResponsesRequest
 from millrace.api.responses.store import Store
 from millrace.api.running import run
@@ -79,7 +79,7 @@ async def input_tokens(http: HttpRequest) -> Response:
     return as_json(count, ignored_header(plan.ignored))
 
 
-def _answering(id: str, plan: Plan, running: Running, store: Store) -> Answering:
+def _answering(id: str, plan: ResponsePlan, running: Running, store: Store) -> Answering:
     machine = plan.machine(id)
 
     async def save(last: list[Wire]) -> None:

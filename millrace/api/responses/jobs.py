@@ -14,13 +14,13 @@ from typing import Any
 from millrace.api.answer import KEEP_ALIVE
 from millrace.api.responses.answering import Answering, encode
 from millrace.api.responses.parts import Wire
-from millrace.api.responses.prepare import Plan
+from millrace.api.responses.prepare import ResponsePlan
 from millrace.api.responses.store import Store
 from millrace.serving.model import Running
 
 
-class Job:
-    def __init__(self, id: str, plan: Plan, running: Running, store: Store) -> None:
+class BackgroundJob:
+    def __init__(self, id: str, plan: ResponsePlan, running: Running, store: Store) -> None:
         self.id = id
         self._plan = plan
         self._running = running
@@ -74,8 +74,8 @@ class Job:
 
     def _tell(self, events: list[Wire]) -> None:
         self._log += map(encode, events)
-        told, self._news = self._news, asyncio.Event()
-        told.set()
+        reported, self._news = self._news, asyncio.Event()
+        reported.set()
 
     async def _save(self, last: list[Wire]) -> None:
         log = b"".join([*self._log, *map(encode, last)])
@@ -91,15 +91,17 @@ class Jobs:
     """The background responses that are under way."""
 
     def __init__(self) -> None:
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, BackgroundJob] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def get(self, id: str) -> Job | None:
+    def get(self, id: str) -> BackgroundJob | None:
         return self._jobs.get(id)
 
-    async def start(self, id: str, plan: Plan, running: Running, store: Store) -> Job:
+    async def start(
+        self, id: str, plan: ResponsePlan, running: Running, store: Store
+    ) -> BackgroundJob:
         """Keep what is known, so that the response can be asked for from now on, and go to work."""
-        job = Job(id, plan, running, store)
+        job = BackgroundJob(id, plan, running, store)
         try:
             await store.put(job.response(), plan.given, running=True)
         except BaseException:
@@ -116,7 +118,7 @@ class Jobs:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=patience)
 
-    async def _run(self, job: Job) -> None:
+    async def _run(self, job: BackgroundJob) -> None:
         try:
             await job.run()
         finally:

@@ -100,7 +100,7 @@ class Machine:
     def response(self) -> dict[str, Any]:
         """The response object as it stands."""
         output = self._done + ([self._open.item] if self._open else [])
-        made: dict[str, Any] = {
+        state: dict[str, Any] = {
             "status": self.status,
             "completed_at": int(self._ended) if self._ended and self._completed else None,
             "error": _error(self.error),
@@ -109,10 +109,10 @@ class Machine:
             "usage": _usage(self._usage) if self._usage else None,
         }
         if self.status == "incomplete":
-            made["incomplete_details"] = {"reason": "max_output_tokens"}
+            state["incomplete_details"] = {"reason": "max_output_tokens"}
         if self._finish is not None and self._finish.matched is not None:
-            made["matched_stop"] = self._finish.matched
-        return {**self._echo, **made}
+            state["matched_stop"] = self._finish.matched
+        return {**self._echo, **state}
 
     @property
     def _completed(self) -> bool:

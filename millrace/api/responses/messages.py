@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from millrace.api.opaque import unseal
+from millrace.api.encrypted_content import unseal
 from millrace.api.responses.items import Item
 from millrace.api.responses.tools import flat_name
 from millrace.errors import BadRequest

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from millrace.api.opaque import seal
+from millrace.api.encrypted_content import seal
 from millrace.api.responses.freeform import InputText
 from millrace.api.responses.ids import item_id
 from millrace.api.responses.items import Item
@@ -189,8 +189,8 @@ class OpenFreeform(OpenCall):
 
     def add(self, text: str, scores: list[Any]) -> list[Wire]:
         self._raw += text
-        told = self._reader.feed(text)
-        return super().add(told, scores) if told else []
+        reported = self._reader.feed(text)
+        return super().add(reported, scores) if reported else []
 
     def _close(self) -> list[Wire]:
         # A model may write something else than it was told to: then all of it is the input.

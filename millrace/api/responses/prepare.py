@@ -17,7 +17,7 @@ from millrace.api.responses.messages import to_messages
 from millrace.api.responses.owners import demand
 from millrace.api.responses.schema import KNOWN, REFUSED, ConversationRef, ResponsesRequest
 from millrace.api.responses.store import Store
-from millrace.api.responses.tools import Choice, Toolbox, choose, open_tools
+from millrace.api.responses.tools import ChosenTools, Toolbox, choose, open_tools
 from millrace.api.responses.truncation import reserve, shortest_cut
 from millrace.errors import BadRequest, ContextLengthExceeded, MillraceError
 from millrace.serving.model import ServedModel
@@ -32,7 +32,7 @@ _NAMES = {"effort": "reasoning.effort", "thinking": "enable_thinking"}
 
 
 @dataclass
-class Plan:
+class ResponsePlan:
     """A request, read and ready to run."""
 
     wire: ResponsesRequest
@@ -68,7 +68,7 @@ class Plan:
 
 async def prepare(
     registry: Registry, store: Store, raw: dict[str, Any], id: str, caller: str
-) -> Plan:
+) -> ResponsePlan:
     """`id` is the request's own, under which it runs; the response has another."""
     wire = convert(raw, ResponsesRequest)
     refuse(raw, REFUSED)
@@ -93,7 +93,7 @@ async def prepare(
     if wire.store and not store.on:
         ignored.append("store")
     stored = wire.store is not False and store.on
-    return Plan(wire, model, request, given, box, ignored, stored)
+    return ResponsePlan(wire, model, request, given, box, ignored, stored)
 
 
 def conversation_id(wire: ResponsesRequest) -> str | None:
@@ -200,22 +200,22 @@ class _Work:
 
     wire: ResponsesRequest
     model: ServedModel
-    chosen: Choice
+    chosen: ChosenTools
     entry: Entry | None
     id: str
 
     def request(self, items: list[Item]) -> tuple[Request, list[str]]:
         """The request, and the fields that the model is deaf to."""
-        made = self._build(items)
+        built = self._build(items)
         window = self.model.window
-        if self.wire.truncation == "auto" and len(made.prompt) >= window:
+        if self.wire.truncation == "auto" and len(built.prompt) >= window:
             limit = window - reserve(window, self.wire.max_output_tokens)
             shorter = shortest_cut(items, self._build, lambda r: len(r.prompt) <= limit)
             if shorter is None:
-                raise ContextLengthExceeded(len(made.prompt), window)
-            made = shorter
-        assert made.chat is not None
-        return made, self.model.dialect.ignored(made.chat)
+                raise ContextLengthExceeded(len(built.prompt), window)
+            built = shorter
+        assert built.chat is not None
+        return built, self.model.dialect.ignored(built.chat)
 
     def _build(self, items: Sequence[Item]) -> Request:
         wire = self.wire
@@ -242,7 +242,7 @@ class _Work:
         )
 
 
-def _echo(id: str, plan: Plan) -> dict[str, Any]:
+def _echo(id: str, plan: ResponsePlan) -> dict[str, Any]:
     """The response object, as far as it is known before the answer."""
     wire, sampling = plan.wire, plan.request.sampling
     reasoning, text = wire.reasoning, wire.text

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from millrace.api.openai.schema import ADVISORY, Common, Positive, Top, known
+from millrace.api.openai.schema import ADVISORY, OpenAICommon, Positive, Top, known
 
 
-class Reasoning(msgspec.Struct):
+class ReasoningOptions(msgspec.Struct):
     effort: str | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
@@ -40,7 +40,7 @@ Includable = Literal[
 ]
 
 
-class ResponsesRequest(Common):
+class ResponsesRequest(OpenAICommon):
     input: str | list[Any] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
@@ -53,7 +53,7 @@ class ResponsesRequest(Common):
     """Counts calls of hosted tools, of which this server makes none."""
     metadata: dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    reasoning: Reasoning | None = None
+    reasoning: ReasoningOptions | None = None
     text: TextConfig | None = None
     tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None

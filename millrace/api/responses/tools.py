@@ -33,7 +33,7 @@ class Toolbox:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenTools:
     functions: list[dict[str, Any]]
     choice: ToolChoice = "auto"
     name: str | None = None
@@ -140,12 +140,12 @@ def _freeform(box: Toolbox, tool: Tool, where: str) -> dict[str, Any]:
     return {"description": about, "parameters": parameters, "strict": strict}
 
 
-def choose(choice: str | Tool | None, box: Toolbox) -> Choice:
+def choose(choice: str | Tool | None, box: Toolbox) -> ChosenTools:
     """What the request's tool_choice means for the functions."""
     if choice is None or choice == "auto":
-        return Choice(box.functions)
+        return ChosenTools(box.functions)
     if choice == "none":
-        return Choice(box.functions, "none")
+        return ChosenTools(box.functions, "none")
     if choice == "required":
         return _required(box.functions)
     if not isinstance(choice, Mapping):
@@ -154,7 +154,7 @@ def choose(choice: str | Tool | None, box: Toolbox) -> Choice:
         )
     match choice.get("type"):
         case "function" | "custom":
-            return Choice(box.functions, "required", _find(choice, box))
+            return ChosenTools(box.functions, "required", _find(choice, box))
         case "allowed_tools":
             return _allowed(choice, box)
         case kind:
@@ -163,12 +163,12 @@ def choose(choice: str | Tool | None, box: Toolbox) -> Choice:
             )
 
 
-def _required(functions: list[dict[str, Any]]) -> Choice:
+def _required(functions: list[dict[str, Any]]) -> ChosenTools:
     if not functions:
         raise BadRequest(
             "tool_choice demands a call, and the request offers no function.", param="tool_choice"
         )
-    return Choice(functions, "required")
+    return ChosenTools(functions, "required")
 
 
 def _find(wanted: Tool, box: Toolbox) -> str:
@@ -187,7 +187,7 @@ def _find(wanted: Tool, box: Toolbox) -> str:
     return found[0]
 
 
-def _allowed(choice: Tool, box: Toolbox) -> Choice:
+def _allowed(choice: Tool, box: Toolbox) -> ChosenTools:
     listed = choice.get("tools")
     if not isinstance(listed, list) or not all(isinstance(t, Mapping) for t in listed):
         raise BadRequest("tool_choice.tools must be a list of tools.", param="tool_choice")
@@ -195,4 +195,4 @@ def _allowed(choice: Tool, box: Toolbox) -> Choice:
     names = {flat for flat, offered in box.offered.items() if offered.namespace in groups}
     names |= {_find(t, box) for t in listed if t.get("type") in ("function", "custom")}
     functions = [f for f in box.functions if f["function"]["name"] in names]
-    return _required(functions) if choice.get("mode") == "required" else Choice(functions)
+    return _required(functions) if choice.get("mode") == "required" else ChosenTools(functions)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from millrace.cache.disk.budget import Candidate, File, plan
 from millrace.cache.disk.events import Stored, StoredNode
 from millrace.cache.disk.files import on_disk
-from millrace.cache.disk.records import Blob, Changes, FileRef, Node, Row
+from millrace.cache.disk.records import Blob, Changes, DiskNode, FileRef, IndexRow
 from millrace.cache.payload import Payload
 
 _OLDEST = 512
@@ -21,7 +21,7 @@ _OLDEST = 512
 
 class Catalogue:
     def __init__(self) -> None:
-        self.nodes: dict[int, Node] = {}
+        self.nodes: dict[int, DiskNode] = {}
         self.next_file = 1
         self.trash: list[Blob] = []
         """Written files without a user."""
@@ -33,12 +33,12 @@ class Catalogue:
         self._wipe = False
         self._taken = Changes()
 
-    def load(self, rows: Iterable[Row], sizes: Mapping[int, int]) -> set[int]:
+    def load(self, rows: Iterable[IndexRow], sizes: Mapping[int, int]) -> set[int]:
         """Take the index's rows, given the files that are there; rows that do not fit go, with
         all below them. Returns the files that have not the size they were written with."""
         damaged: set[int] = set()
         blobs: dict[int, Blob] = {}
-        below: dict[int, list[Row]] = {}
+        below: dict[int, list[IndexRow]] = {}
         for row in rows:
             self._gone.add(row.id)
             refs = [r for r in (row.segment, row.checkpoint) if r]
@@ -53,7 +53,7 @@ class Catalogue:
                     blobs.setdefault(ref.id, _found(ref))
                 if any(blobs[ref.id].ref != ref for ref in refs):
                     continue
-                node = Node(row.id, row.parent, row.salt, row.tokens, row.used, row=True)
+                node = DiskNode(row.id, row.parent, row.salt, row.tokens, row.used, row=True)
                 node.lo, node.hi = row.lo, row.hi
                 node.segment = blobs[row.segment.id] if row.segment else None
                 node.checkpoint = blobs[row.checkpoint.id] if row.checkpoint else None
@@ -65,9 +65,9 @@ class Catalogue:
 
     def blob(self, payload: Payload, head: bytes, length: int, *, late: bool = False) -> Blob:
         size = len(head) + payload.nbytes
-        made = Blob(self.next_file, size, length, payload, head, late=late)
+        blob = Blob(self.next_file, size, length, payload, head, late=late)
         self.next_file += 1
-        return made
+        return blob
 
     def add(
         self,
@@ -79,7 +79,7 @@ class Catalogue:
         checkpoint: Blob | None,
         used: float,
     ) -> None:
-        node = Node(id, parent, salt, array("q", tokens), used, segment, checkpoint=checkpoint)
+        node = DiskNode(id, parent, salt, array("q", tokens), used, segment, checkpoint=checkpoint)
         node.hi = len(tokens) if segment else 0
         node.announce = True
         self._attach(node)
@@ -99,7 +99,7 @@ class Catalogue:
 
     def split(self, id: int, at: int, upper: int) -> None:
         node = self.nodes[id]
-        first = Node(upper, node.parent, node.salt, node.tokens[:at], node.used, node.segment)
+        first = DiskNode(upper, node.parent, node.salt, node.tokens[:at], node.used, node.segment)
         if node.segment:
             first.lo, first.hi = node.lo, node.lo + at
             node.lo += at
@@ -225,7 +225,7 @@ class Catalogue:
         self._gone.clear()
         self._changed |= set(self.nodes)
 
-    def rows(self, ids: Iterable[int]) -> list[Row]:
+    def rows(self, ids: Iterable[int]) -> list[IndexRow]:
         return [self._row(self.nodes[id]) for id in ids]
 
     def unrecorded(self) -> list[int]:
@@ -285,7 +285,7 @@ class Catalogue:
         files = tuple(File(b.id, on_disk(b.size), len(b.users)) for b in blobs)
         return Candidate(id, node.parent, len(node.children), node.used, node.share, files)
 
-    def _attach(self, node: Node) -> None:
+    def _attach(self, node: DiskNode) -> None:
         self.nodes[node.id] = node
         for blob in node.blobs:
             blob.users.add(node.id)
@@ -328,10 +328,10 @@ class Catalogue:
                 return True
         return False
 
-    def _row(self, node: Node) -> Row:
+    def _row(self, node: DiskNode) -> IndexRow:
         segment = node.segment if node.segment and node.segment.written else None
         checkpoint = node.checkpoint if node.checkpoint and node.checkpoint.written else None
-        return Row(
+        return IndexRow(
             node.id,
             node.parent,
             node.salt,
@@ -344,7 +344,7 @@ class Catalogue:
         )
 
 
-def _fits(row: Row, sizes: Mapping[int, int]) -> bool:
+def _fits(row: IndexRow, sizes: Mapping[int, int]) -> bool:
     if not row.tokens or not row.id:
         return False
     segment, checkpoint = row.segment, row.checkpoint

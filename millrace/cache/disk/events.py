@@ -50,7 +50,7 @@ class Dropped:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class PayloadsRead:
     """The answer to one read: the segment and the checkpoint of each node, where wanted."""
 
     ticket: int
@@ -68,4 +68,4 @@ class Trouble:
     kind: str = ""
 
 
-Event = Stored | Dropped | Loaded | Trouble
+Event = Stored | Dropped | PayloadsRead | Trouble

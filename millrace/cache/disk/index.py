@@ -14,7 +14,7 @@ from typing import Any
 
 from millrace.cache.disk.files import remove
 from millrace.cache.disk.fingerprint import FORMAT
-from millrace.cache.disk.records import Changes, FileRef, Row
+from millrace.cache.disk.records import Changes, FileRef, IndexRow
 
 NAME = "index.sqlite"
 BASE = 256 << 10
@@ -64,7 +64,7 @@ class Index:
             self.remake()
         self.tidy(always=True)
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[IndexRow]:
         try:
             return [_row(*values) for values in self._db.execute(_ROWS)]
         except (sqlite3.DatabaseError, ValueError, TypeError):
@@ -77,7 +77,7 @@ class Index:
         rows = sum(self.cost_of_row(row) for row in changes.rows)
         return fixed + rows + self.cost_of_gone(len(changes.gone) + len(changes.used))
 
-    def cost_of_row(self, row: Row) -> int:
+    def cost_of_row(self, row: IndexRow) -> int:
         pages = 5 + 2 * (len(row.tokens) * 8 + len(row.salt.encode())) // _PAGE
         # Each page once in the log, and once in the file when it is new.
         return pages * (2 * _PAGE + _FRAME)
@@ -196,7 +196,7 @@ def _packed(tokens: array[int]) -> bytes:
     return tokens.tobytes()
 
 
-def _values(row: Row) -> tuple[Any, ...]:
+def _values(row: IndexRow) -> tuple[Any, ...]:
     s, c = row.segment, row.checkpoint
     return (
         *(row.id, row.parent, row.salt, row.used),
@@ -206,13 +206,13 @@ def _values(row: Row) -> tuple[Any, ...]:
     )
 
 
-def _row(*values: Any) -> Row:
+def _row(*values: Any) -> IndexRow:
     node, parent, salt, used, file, size, crc, length, lo, hi, check, check_size, check_crc, raw = (
         values
     )
     tokens = array("q")
     tokens.frombytes(raw)
-    return Row(
+    return IndexRow(
         node,
         parent,
         salt,

@@ -7,15 +7,15 @@ import threading
 from dataclasses import dataclass
 
 from millrace.cache.disk import files
-from millrace.cache.disk.board import Board
-from millrace.cache.disk.events import Loaded, Trouble
+from millrace.cache.disk.events import PayloadsRead, Trouble
 from millrace.cache.disk.folder import Folder
 from millrace.cache.disk.records import Blob
+from millrace.cache.disk.shared_state import SharedState
 from millrace.cache.payload import Payload
 
 
 @dataclass(frozen=True)
-class Source:
+class PayloadSource:
     """Where a payload comes from: memory, while it waits to be written, or its file."""
 
     blob: Blob
@@ -28,15 +28,15 @@ class Source:
 @dataclass(frozen=True)
 class Want:
     node: int
-    segment: Source | None
-    checkpoint: Source | None
+    segment: PayloadSource | None
+    checkpoint: PayloadSource | None
     missing: bool = False
     """There is no such thing."""
 
 
-class Reader:
-    def __init__(self, board: Board, folder: Folder) -> None:
-        self._board = board
+class DiskReader:
+    def __init__(self, shared: SharedState, folder: Folder) -> None:
+        self._shared = shared
         self._folder = folder
         self._tickets: queue.SimpleQueue[tuple[int, list[Want]] | None] = queue.SimpleQueue()
         self._closing = False
@@ -46,7 +46,7 @@ class Reader:
         self._thread.start()
 
     def ask(self, ticket: int, wants: list[tuple[int, bool, bool]]) -> None:
-        """Fix what is to be read as the tree is now. With the board's lock held."""
+        """Fix what is to be read as the tree is now. With the shared state's lock held."""
         self._tickets.put((ticket, [self._want(*want) for want in wants]))
 
     def close(self, timeout: float) -> None:
@@ -55,7 +55,7 @@ class Reader:
         self._thread.join(timeout)
 
     def _want(self, id: int, segment: bool, checkpoint: bool) -> Want:
-        node = self._board.catalogue.nodes.get(id)
+        node = self._shared.catalogue.nodes.get(id)
         if node is None:
             return Want(id, None, None, True)
         s, c = node.segment if segment else None, node.checkpoint if checkpoint else None
@@ -66,8 +66,8 @@ class Reader:
                 blob.readers += 1
         return Want(
             id,
-            Source(s, s.payload, node.lo, node.hi) if s else None,
-            Source(c, c.payload) if c else None,
+            PayloadSource(s, s.payload, node.lo, node.hi) if s else None,
+            PayloadSource(c, c.payload) if c else None,
         )
 
     def _run(self) -> None:
@@ -76,13 +76,15 @@ class Reader:
             try:
                 event = self._load(number, wants)
             except Exception as error:
-                self._board.tell(Trouble(f"The prefix cache could not be read: {error!r}.", "read"))
-                event = Loaded(number, None, [want.node for want in wants])
+                self._shared.tell(
+                    Trouble(f"The prefix cache could not be read: {error!r}.", "read")
+                )
+                event = PayloadsRead(number, None, [want.node for want in wants])
             finally:
                 self._release(wants)
-            self._board.tell(event)
+            self._shared.tell(event)
 
-    def _load(self, ticket: int, wants: list[Want]) -> Loaded:
+    def _load(self, ticket: int, wants: list[Want]) -> PayloadsRead:
         read: dict[int, Payload | None] = {}
         payloads: dict[int, tuple[Payload | None, Payload | None]] = {}
         failed = []
@@ -95,27 +97,27 @@ class Reader:
                 failed.append(want.node)
             else:
                 payloads[want.node] = (_part(want.segment, read), _part(want.checkpoint, read))
-        return Loaded(ticket, payloads or None, failed)
+        return PayloadsRead(ticket, payloads or None, failed)
 
     def _read(self, blob: Blob) -> Payload | None:
         try:
             return files.read(self._folder.file(blob.id), blob.size, blob.crc)
         except (OSError, files.Damaged) as error:
-            self._board.damaged(blob, str(error))
+            self._shared.damaged(blob, str(error))
             return None
 
     def _release(self, wants: list[Want]) -> None:
-        board = self._board
-        with board.lock:
+        shared = self._shared
+        with shared.lock:
             for want in wants:
                 for source in (want.segment, want.checkpoint):
                     if source is not None:
                         source.blob.readers -= 1
-            if board.catalogue.trash:
-                board.ask()
+            if shared.catalogue.trash:
+                shared.ask()
 
 
-def _part(source: Source | None, read: dict[int, Payload | None]) -> Payload | None:
+def _part(source: PayloadSource | None, read: dict[int, Payload | None]) -> Payload | None:
     whole = read[source.blob.id] if source else None
     if source is None or whole is None:
         return None

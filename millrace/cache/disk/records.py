@@ -20,7 +20,7 @@ class FileRef:
 
 
 @dataclass(frozen=True)
-class Row:
+class IndexRow:
     """What the index knows of a node."""
 
     id: int
@@ -40,7 +40,7 @@ class Changes:
 
     wipe: bool = False
     gone: list[int] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
+    rows: list[IndexRow] = field(default_factory=list)
     used: list[tuple[int, float]] = field(default_factory=list)
 
     def __bool__(self) -> bool:
@@ -70,7 +70,7 @@ class Blob:
 
 
 @dataclass(eq=False)
-class Node:
+class DiskNode:
     id: int
     parent: int
     salt: str

@@ -41,7 +41,7 @@ _NAME = re.compile(r"^(?:blk\.(?P<layer>\d+)\.)?(?P<module>[a-z_]+)\.(?P<part>we
 
 
 @dataclass(frozen=True)
-class Shape:
+class ArchitectureShape:
     """How one architecture differs from a plain Llama."""
 
     model_type: str
@@ -57,20 +57,22 @@ class Shape:
 
 
 SHAPES = {
-    "llama": Shape("llama", "LlamaForCausalLM", _BLOCK, rotated_rows=True),
-    "qwen2": Shape("qwen2", "Qwen2ForCausalLM", _BLOCK, biased=_BIASED, fixed_head_dim=True),
-    "qwen3": Shape("qwen3", "Qwen3ForCausalLM", _BLOCK | _HEAD_NORMS),
-    "gemma3": Shape(
+    "llama": ArchitectureShape("llama", "LlamaForCausalLM", _BLOCK, rotated_rows=True),
+    "qwen2": ArchitectureShape(
+        "qwen2", "Qwen2ForCausalLM", _BLOCK, biased=_BIASED, fixed_head_dim=True
+    ),
+    "qwen3": ArchitectureShape("qwen3", "Qwen3ForCausalLM", _BLOCK | _HEAD_NORMS),
+    "gemma3": ArchitectureShape(
         "gemma3_text", "Gemma3ForCausalLM", _BLOCK | _HEAD_NORMS | _GEMMA_NORMS, norms_plus_one=True
     ),
 }
 
 
 @dataclass(frozen=True)
-class Plan:
+class ConversionPlan:
     """Where every tensor goes, and the config.json of the result."""
 
-    shape: Shape
+    shape: ArchitectureShape
     config: dict[str, Any]
     targets: dict[str, str]
     """GGUF tensor name to MLX parameter name."""
@@ -90,7 +92,7 @@ class Plan:
         return self.shape.norms_plus_one and "norm" in self.targets[name]
 
 
-def plan(model: GGUF) -> Plan:
+def plan(model: GGUF) -> ConversionPlan:
     arch = model.need("general.architecture", str)
     shape = SHAPES.get(arch)
     if shape is None:
@@ -112,10 +114,10 @@ def plan(model: GGUF) -> Plan:
         config["attention_bias"] = "attn_q" in biased
         config["mlp_bias"] = "ffn_up" in biased
     zeros = _check_complete(model, shape, layers, biased)
-    return Plan(shape, config, targets, zeros)
+    return ConversionPlan(shape, config, targets, zeros)
 
 
-def _target(model: GGUF, shape: Shape, name: str, layers: int) -> str:
+def _target(model: GGUF, shape: ArchitectureShape, name: str, layers: int) -> str:
     if name == ROPE_FACTORS:
         return name
     match = _NAME.match(name)
@@ -131,7 +133,7 @@ def _target(model: GGUF, shape: Shape, name: str, layers: int) -> str:
     )
 
 
-def _biased(model: GGUF, shape: Shape) -> tuple[str, ...]:
+def _biased(model: GGUF, shape: ArchitectureShape) -> tuple[str, ...]:
     """The modules that have a bias: a Llama has them for all of attention, or all of the MLP."""
     if shape.model_type != "llama":
         return shape.biased
@@ -141,7 +143,7 @@ def _biased(model: GGUF, shape: Shape) -> tuple[str, ...]:
 
 
 def _check_complete(
-    model: GGUF, shape: Shape, layers: int, biased: tuple[str, ...]
+    model: GGUF, shape: ArchitectureShape, layers: int, biased: tuple[str, ...]
 ) -> dict[str, int]:
     needed = ["token_embd.weight", "output_norm.weight"]
     needed += [f"blk.{i}.{module}.weight" for i in range(layers) for module in shape.block]
@@ -159,7 +161,7 @@ def _check_complete(
     return zeros
 
 
-def _config(model: GGUF, arch: str, shape: Shape, layers: int) -> dict[str, Any]:
+def _config(model: GGUF, arch: str, shape: ArchitectureShape, layers: int) -> dict[str, Any]:
     def number(key: str) -> int:
         return model.need(f"{arch}.{key}", int)
 

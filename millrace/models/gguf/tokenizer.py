@@ -56,8 +56,8 @@ def build_tokenizer(model: GGUF) -> BuiltTokenizer:
     ]
     tokenizer.add_tokens(added)
     bos = _id(model, "bos", tokens)
-    told = model.get("tokenizer.ggml.add_bos_token", bool)
-    bos_first = bos is not None and (bos_first if told is None else told)
+    given = model.get("tokenizer.ggml.add_bos_token", bool)
+    bos_first = bos is not None and (bos_first if given is None else given)
     eos_last = model.get("tokenizer.ggml.add_eos_token", bool) or False
     eos = _ends(model, tokens, types)
     _surround(tokenizer, tokens, bos if bos_first else None, eos[0] if eos_last and eos else None)

@@ -16,22 +16,27 @@ import numpy as np
 import numpy.typing as npt
 from gguf.constants import GGMLQuantizationType as Kind
 
-from millrace.models.gguf.architectures import Plan
+from millrace.models.gguf.architectures import ConversionPlan
 from millrace.models.gguf.blocks import GROUP, pack
 from millrace.models.gguf.reader import GGUF, Tensor
-from millrace.models.gguf.writer import Array, DType, Writer, as_array
+from millrace.models.gguf.writer import Array, DType, SafetensorsWriter, as_array
 
 _FLOATS = (Kind.F32, Kind.F16, Kind.BF16, Kind.F64)
 _SLAB = 1 << 24
 
 
 def write_weights(
-    model: GGUF, plan: Plan, folder: Path, *, exact: bool, done: Callable[[int, int], None]
+    model: GGUF,
+    plan: ConversionPlan,
+    folder: Path,
+    *,
+    exact: bool,
+    done: Callable[[int, int], None],
 ) -> dict[str, Any] | None:
     """Write all tensors; returns config.json's `quantization`, or None if nothing is quantised."""
     total = sum(model.tensors[name].raw.nbytes for name in plan.targets)
     half = half_type(model)
-    writer = Writer(folder, names=3 * len(plan.targets) + len(plan.zeros))
+    writer = SafetensorsWriter(folder, names=3 * len(plan.targets) + len(plan.zeros))
     bits: dict[str, int] = {}
     sofar = 0
     for name, target in plan.targets.items():

@@ -33,7 +33,7 @@ def as_array(data: npt.NDArray[Any]) -> Array:
     return Array(names[data.dtype.name], data)
 
 
-class Writer:
+class SafetensorsWriter:
     """Fills `folder` with `model.safetensors`, or with shards and their index."""
 
     def __init__(self, folder: Path, names: int, shard: int = _SHARD) -> None:

@@ -12,14 +12,14 @@ from millrace.text.formats.detect import (
 )
 from millrace.text.formats.machine import OutputParser, inside_thought, primer
 from millrace.text.formats.sink import random_id
-from millrace.text.formats.syntax import OutputFormat, Thought
+from millrace.text.formats.syntax import OutputFormat, ThoughtSyntax
 from millrace.text.formats.tools import ToolSpec, tool_from_openai
 
 __all__ = [
     "OutputFormat",
     "OutputParser",
     "ThinkingControls",
-    "Thought",
+    "ThoughtSyntax",
     "ToolSpec",
     "by_name",
     "choose",

@@ -8,7 +8,7 @@ from typing import Any
 
 from millrace.text.formats.reader import Malformed, Reader, Steps, Write, discard
 from millrace.text.formats.sink import Sink
-from millrace.text.formats.values import JSON, Dialect, copy_unquoted, copy_value
+from millrace.text.formats.values import JSON, ValueDialect, copy_unquoted, copy_value
 
 BLANK = re.compile(r"\s+")
 _WORD = re.compile(r"\w+")
@@ -76,7 +76,7 @@ class Decoding:
         if char not in ("{", '"', "n", "N"):
             raise Malformed(char)
 
-    def arguments(self, dialect: Dialect = JSON) -> Steps[None]:
+    def arguments(self, dialect: ValueDialect = JSON) -> Steps[None]:
         yield from copy_arguments(self.reader, dialect, self.write, self.complete)
 
     def text(self) -> Steps[str]:
@@ -89,7 +89,7 @@ class Decoding:
 
 
 def copy_arguments(
-    reader: Reader, dialect: Dialect, write: Write, on_cut: Write | None = None
+    reader: Reader, dialect: ValueDialect, write: Write, on_cut: Write | None = None
 ) -> Steps[None]:
     """An object, or JSON inside a string, or null for no arguments."""
     char = yield from reader.peek()

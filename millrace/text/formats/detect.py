@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from millrace.errors import SetupError
 from millrace.text.formats.families import FAMILIES, PLAIN
-from millrace.text.formats.syntax import OutputFormat, Thought
+from millrace.text.formats.syntax import OutputFormat, ThoughtSyntax
 from millrace.text.formats.thoughts import THOUGHTS, detect_thought
 
 
@@ -35,7 +35,7 @@ def _family(template: str, tokens: Set[str]) -> OutputFormat:
     return PLAIN
 
 
-def _thinks(thought: Thought | None, template: str, tokens: Set[str]) -> bool:
+def _thinks(thought: ThoughtSyntax | None, template: str, tokens: Set[str]) -> bool:
     if thought is None:
         return False
     if any(mark in template or mark in tokens for mark in (*thought.opens, *thought.closes)):
@@ -62,7 +62,7 @@ def names() -> list[str]:
     return [*(family.format.name for family in FAMILIES), PLAIN.name]
 
 
-def thought_by_name(name: str) -> Thought | None:
+def thought_by_name(name: str) -> ThoughtSyntax | None:
     """The reasoning format a user asked for by name; `none` for none."""
     if name == "none":
         return None

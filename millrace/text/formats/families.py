@@ -9,11 +9,17 @@ from __future__ import annotations
 from millrace.text.formats import thoughts
 from millrace.text.formats.header_families import HEADER
 from millrace.text.formats.json_families import JSON
-from millrace.text.formats.syntax import Family, JsonCalls, Messages, OutputFormat, PythonCalls
+from millrace.text.formats.syntax import (
+    FormatFamily,
+    JsonCalls,
+    Messages,
+    OutputFormat,
+    PythonCalls,
+)
 from millrace.text.formats.tagged_families import TAGGED
 
-_MESSAGES: tuple[Family, ...] = (
-    Family(
+_MESSAGES: tuple[FormatFamily, ...] = (
+    FormatFamily(
         OutputFormat(
             "harmony",
             messages=Messages(
@@ -29,8 +35,8 @@ _MESSAGES: tuple[Family, ...] = (
     ),
 )
 
-_PYTHON: tuple[Family, ...] = (
-    Family(
+_PYTHON: tuple[FormatFamily, ...] = (
+    FormatFamily(
         OutputFormat(
             "lfm2",
             (PythonCalls(opens=("<|tool_call_start|>",), closes=("<|tool_call_end|>",)),),
@@ -39,14 +45,14 @@ _PYTHON: tuple[Family, ...] = (
         (("<|tool_call_start|>",), ("<|tool_list_start|>",), ("List of tools: ", "<|im_start|>")),
         ("<|tool_call_start|>",),
     ),
-    Family(
+    FormatFamily(
         OutputFormat("pythonic", (PythonCalls(bare=True),)),
         (("[func_name1(",), ("[func1(",)),
     ),
 )
 
-_FENCED: tuple[Family, ...] = (
-    Family(
+_FENCED: tuple[FormatFamily, ...] = (
+    FormatFamily(
         OutputFormat(
             "gemma-3",
             (
@@ -61,7 +67,7 @@ _FENCED: tuple[Family, ...] = (
     ),
 )
 
-FAMILIES: tuple[Family, ...] = (*_MESSAGES, *TAGGED, *HEADER, *_PYTHON, *JSON, *_FENCED)
+FAMILIES: tuple[FormatFamily, ...] = (*_MESSAGES, *TAGGED, *HEADER, *_PYTHON, *JSON, *_FENCED)
 
 PLAIN = OutputFormat(
     "plain",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from millrace.text.formats import thoughts
-from millrace.text.formats.syntax import Family, HeaderCalls, JsonCalls, OutputFormat
-from millrace.text.formats.values import Dialect
+from millrace.text.formats.syntax import FormatFamily, HeaderCalls, JsonCalls, OutputFormat
+from millrace.text.formats.values import ValueDialect
 
 _MISTRAL_LIST = JsonCalls(
     opens=("[TOOL_CALLS]",), layout="list", padding="", between=", ", write_id="after"
@@ -38,8 +38,8 @@ _DEEPSEEK_V31 = HeaderCalls(
 )
 _CALL_COLON = re.compile(r"\s*(?:call:)?(?P<name>[^\s{}]+)\s*\Z")
 
-HEADER: tuple[Family, ...] = (
-    Family(
+HEADER: tuple[FormatFamily, ...] = (
+    FormatFamily(
         OutputFormat(
             "gemma-4",
             (
@@ -49,7 +49,7 @@ HEADER: tuple[Family, ...] = (
                     fields={},
                     closes=("<tool_call|>",),
                     name_pattern=_CALL_COLON,
-                    dialect=Dialect(delimiter='<|"|>'),
+                    dialect=ValueDialect(delimiter='<|"|>'),
                     template="<|tool_call>call:{name}{arguments}<tool_call|>",
                 ),
             ),
@@ -67,7 +67,7 @@ HEADER: tuple[Family, ...] = (
         ),
         (("<|tool_call>",),),
     ),
-    Family(
+    FormatFamily(
         OutputFormat(
             "functiongemma",
             (
@@ -77,7 +77,7 @@ HEADER: tuple[Family, ...] = (
                     fields={},
                     closes=("<end_function_call>",),
                     name_pattern=_CALL_COLON,
-                    dialect=Dialect(delimiter="<escape>"),
+                    dialect=ValueDialect(delimiter="<escape>"),
                     template="<start_function_call>call:{name}{arguments}<end_function_call>",
                 ),
             ),
@@ -86,7 +86,7 @@ HEADER: tuple[Family, ...] = (
         (("<start_function_call>",), ("<start_function_declaration>",)),
         ("<start_function_call>",),
     ),
-    Family(
+    FormatFamily(
         OutputFormat(
             "kimi-k2",
             (
@@ -110,7 +110,7 @@ HEADER: tuple[Family, ...] = (
         (("<|tool_call_begin|>",),),
         ("<|tool_call_argument_begin|>",),
     ),
-    Family(
+    FormatFamily(
         OutputFormat(
             "solar",
             (
@@ -132,30 +132,30 @@ HEADER: tuple[Family, ...] = (
         ),
         (("<|tool_call:begin|>",),),
     ),
-    Family(
+    FormatFamily(
         OutputFormat(
             "deepseek-v3", (_DEEPSEEK_V3, _DEEPSEEK_V31), thoughts.THINK, drops=_DEEPSEEK_MARKS
         ),
         (("<｜tool▁call▁begin｜>", "```json"), ("<｜tool▁outputs▁begin｜>",)),
     ),
-    Family(
+    FormatFamily(
         OutputFormat(
             "deepseek-v3.1", (_DEEPSEEK_V31, _DEEPSEEK_V3), thoughts.THINK, drops=_DEEPSEEK_MARKS
         ),
         (("<｜tool▁call▁begin｜>",),),
         ("<｜tool▁call▁begin｜>",),
     ),
-    Family(
+    FormatFamily(
         OutputFormat("mistral", (_MISTRAL_LIST, _MISTRAL_NAMED), thoughts.MISTRAL),
         (("[TOOL_CALLS]", "[ARGS]"),),
         ("[ARGS]",),
     ),
-    Family(
+    FormatFamily(
         OutputFormat("mistral-list", (_MISTRAL_LIST, _MISTRAL_NAMED), thoughts.MISTRAL),
         (("[TOOL_CALLS]",),),
         ("[TOOL_CALLS]",),
     ),
-    Family(
+    FormatFamily(
         OutputFormat(
             "functionary-v3.1",
             (
@@ -170,7 +170,7 @@ HEADER: tuple[Family, ...] = (
         ),
         (("<function=", "</function>"),),
     ),
-    Family(
+    FormatFamily(
         OutputFormat(
             "functionary-v3.2",
             (

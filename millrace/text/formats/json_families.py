@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from millrace.text.formats import thoughts
-from millrace.text.formats.syntax import Family, JsonCalls, OutputFormat, PythonCalls
+from millrace.text.formats.syntax import FormatFamily, JsonCalls, OutputFormat, PythonCalls
 
-JSON: tuple[Family, ...] = (
-    Family(
+JSON: tuple[FormatFamily, ...] = (
+    FormatFamily(
         OutputFormat(
             "command-r",
             (
@@ -31,7 +31,7 @@ JSON: tuple[Family, ...] = (
         (("<|START_ACTION|>",),),
         ("<|START_ACTION|>",),
     ),
-    Family(
+    FormatFamily(
         OutputFormat(
             "command-r-plus",
             (
@@ -49,7 +49,7 @@ JSON: tuple[Family, ...] = (
         ),
         (("Action:", '"tool_name"', "<|CHATBOT_TOKEN|>"),),
     ),
-    Family(
+    FormatFamily(
         OutputFormat(
             "apertus",
             (
@@ -67,7 +67,7 @@ JSON: tuple[Family, ...] = (
         (("<|tools_prefix|>",),),
         ("<|tools_prefix|>",),
     ),
-    Family(
+    FormatFamily(
         OutputFormat(
             "gigachat",
             (
@@ -81,7 +81,7 @@ JSON: tuple[Family, ...] = (
         ),
         (("<|role_sep|>", "<|message_sep|>"),),
     ),
-    Family(
+    FormatFamily(
         OutputFormat(
             "nemotron",
             (
@@ -97,7 +97,7 @@ JSON: tuple[Family, ...] = (
         ),
         (("<TOOLCALL>",),),
     ),
-    Family(
+    FormatFamily(
         OutputFormat(
             "granite",
             (JsonCalls(opens=("<|tool_call|>",), layout="list", padding="", between=", "),),
@@ -106,7 +106,7 @@ JSON: tuple[Family, ...] = (
         ),
         (("<|start_of_role|>", "<|tool_call|>"),),
     ),
-    Family(
+    FormatFamily(
         OutputFormat(
             "phi",
             (
@@ -125,7 +125,7 @@ JSON: tuple[Family, ...] = (
         (("<|tool|>", "<|/tool|>"), ("<|tool_call|>",)),
         ("<|/tool_call|>",),
     ),
-    Family(
+    FormatFamily(
         OutputFormat(
             "functools",
             (
@@ -140,7 +140,7 @@ JSON: tuple[Family, ...] = (
         ),
         (("functools[",),),
     ),
-    Family(
+    FormatFamily(
         OutputFormat(
             "apriel",
             (
@@ -158,7 +158,7 @@ JSON: tuple[Family, ...] = (
         ),
         (("<tool_calls>", "[BEGIN FINAL RESPONSE]"),),
     ),
-    Family(
+    FormatFamily(
         OutputFormat(
             "minimax-m1",
             (
@@ -170,7 +170,7 @@ JSON: tuple[Family, ...] = (
         ),
         (("<tool_calls>",),),
     ),
-    Family(
+    FormatFamily(
         OutputFormat(
             "hermes",
             (JsonCalls(opens=("<tool_call>",), closes=("</tool_call>",)),),
@@ -179,7 +179,7 @@ JSON: tuple[Family, ...] = (
         (("<tool_call>",),),
         ("<tool_call>",),
     ),
-    Family(
+    FormatFamily(
         OutputFormat(
             "xlam",
             (
@@ -194,7 +194,7 @@ JSON: tuple[Family, ...] = (
         ),
         (('"tool_call_name"',),),
     ),
-    Family(
+    FormatFamily(
         OutputFormat(
             "llama-3",
             (

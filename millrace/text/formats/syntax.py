@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from millrace.text.formats.values import JSON, Dialect
+from millrace.text.formats.values import JSON, ValueDialect
 
 Field = Literal["name", "id", "kind", "arguments"]
 
 
 @dataclass(frozen=True)
-class Thought:
+class ThoughtSyntax:
     """Reasoning between two markers."""
 
     name: str
@@ -73,7 +73,7 @@ class HeaderCalls:
     keep_ids: bool = True
     id_is_header: bool = False
     """The whole first field is the call's id, with the name inside it."""
-    dialect: Dialect = JSON
+    dialect: ValueDialect = JSON
     content_name: str | None = None
     """A name that means plain content follows."""
     soft: tuple[str, ...] = ()
@@ -160,7 +160,7 @@ class OutputFormat:
 
     name: str
     calls: tuple[CallSyntax, ...] = ()
-    thought: Thought | None = None
+    thought: ThoughtSyntax | None = None
     messages: Messages | None = None
     drops: frozenset[str] = field(default_factory=frozenset)
     """Markup without meaning for a client: turn ends, section borders, response wrappers."""
@@ -171,7 +171,7 @@ class OutputFormat:
     python_tools: bool = False
     """Tools are shown as Python signatures by us, since the template knows nothing of tools."""
 
-    def with_thought(self, thought: Thought | None) -> OutputFormat:
+    def with_thought(self, thought: ThoughtSyntax | None) -> OutputFormat:
         return replace(self, thought=thought)
 
     def with_drops(self, drops: frozenset[str]) -> OutputFormat:
@@ -203,7 +203,7 @@ class OutputFormat:
 
 
 @dataclass(frozen=True)
-class Family:
+class FormatFamily:
     """A format, and its signs: any one group, of which every text must be in the template."""
 
     format: OutputFormat

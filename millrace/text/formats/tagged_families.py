@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from millrace.text.formats import thoughts
-from millrace.text.formats.syntax import Family, Messages, OutputFormat, TaggedCalls
+from millrace.text.formats.syntax import FormatFamily, Messages, OutputFormat, TaggedCalls
 
 
 def _function_calls(section: tuple[str, str], trims: bool) -> TaggedCalls:
@@ -139,8 +139,8 @@ def _drops(calls: TaggedCalls, *more: str) -> frozenset[str]:
     return frozenset({marker.strip() for marker in calls.section or ()} | set(more))
 
 
-TAGGED: tuple[Family, ...] = (
-    Family(
+TAGGED: tuple[FormatFamily, ...] = (
+    FormatFamily(
         OutputFormat(
             "muse",
             (_ATEM,),
@@ -156,27 +156,27 @@ TAGGED: tuple[Family, ...] = (
         ),
         (("<atem:", "<|message|>"),),
     ),
-    Family(
+    FormatFamily(
         OutputFormat("deepseek-v3.2", (_DSML_V32,), thoughts.THINK, drops=_drops(_DSML_V32)),
         (("｜DSML｜", "function_calls>"),),
     ),
-    Family(
+    FormatFamily(
         OutputFormat("deepseek-v4", (_DSML_V4,), thoughts.THINK, drops=_drops(_DSML_V4)),
         (("｜DSML｜",),),
     ),
-    Family(
+    FormatFamily(
         OutputFormat("minimax-m3", (_MINIMAX3,), thoughts.MINIMAX3, drops=_drops(_MINIMAX3, _MARK)),
         (("]<]minimax[>[",),),
     ),
-    Family(
+    FormatFamily(
         OutputFormat("minimax-m2", (_MINIMAX2,), thoughts.THINK, drops=_drops(_MINIMAX2)),
         (("<minimax:tool_call>",),),
     ),
-    Family(
+    FormatFamily(
         OutputFormat("hunyuan", (_HUNYUAN,), thoughts.HUNYUAN, drops=_drops(_HUNYUAN)),
         (("'<tool_sep{}>'", ":opensource"),),
     ),
-    Family(
+    FormatFamily(
         OutputFormat(
             "kimi-k3",
             (_KIMI3,),
@@ -192,23 +192,23 @@ TAGGED: tuple[Family, ...] = (
         ),
         (("'argument'", "open_tag"), ("<|open|>argument",)),
     ),
-    Family(
+    FormatFamily(
         OutputFormat("glm-4.7", (_GLM_TIGHT,), thoughts.THINK),
         (("</arg_key><arg_value>",),),
     ),
-    Family(
+    FormatFamily(
         OutputFormat("glm", (_GLM,), thoughts.THINK),
         (("<arg_key>",),),
     ),
-    Family(
+    FormatFamily(
         OutputFormat("seed-oss", (_SEED,), thoughts.SEED, drops=_drops(_SEED)),
         (("<seed:tool_call>",),),
     ),
-    Family(
+    FormatFamily(
         OutputFormat("qwen3-coder", (_QWEN,), thoughts.THINK, drops=_drops(_QWEN)),
         (("<function=", "<parameter="),),
     ),
-    Family(
+    FormatFamily(
         OutputFormat("minicpm5", (_MINICPM,), thoughts.THINK),
         (('<function name="', '<param name="'),),
     ),

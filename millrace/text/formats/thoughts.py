@@ -4,34 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from millrace.text.formats.syntax import Thought
+from millrace.text.formats.syntax import ThoughtSyntax
 
-THINK = Thought("think", ("<think>",), ("</think>",))
-MISTRAL = Thought("mistral", ("[THINK]",), ("[/THINK]",), lead="")
-SEED = Thought("seed", ("<seed:think>",), ("</seed:think>",), lead="")
-COMMAND = Thought("command-r", ("<|START_THINKING|>",), ("<|END_THINKING|>",), lead="")
-GEMMA4 = Thought("gemma-4", ("<|channel>thought",), ("<channel|>",))
-GRANITE = Thought(
+THINK = ThoughtSyntax("think", ("<think>",), ("</think>",))
+MISTRAL = ThoughtSyntax("mistral", ("[THINK]",), ("[/THINK]",), lead="")
+SEED = ThoughtSyntax("seed", ("<seed:think>",), ("</seed:think>",), lead="")
+COMMAND = ThoughtSyntax("command-r", ("<|START_THINKING|>",), ("<|END_THINKING|>",), lead="")
+GEMMA4 = ThoughtSyntax("gemma-4", ("<|channel>thought",), ("<channel|>",))
+GRANITE = ThoughtSyntax(
     "granite",
     ("<think>", "Here is my thought process:", "Here's my thought process:"),
     ("</think>", "Here is my response:", "Here's my response:"),
 )
-APERTUS = Thought("apertus", ("<|inner_prefix|>",), ("<|inner_suffix|>",), lead="")
-APRIEL = Thought(
+APERTUS = ThoughtSyntax("apertus", ("<|inner_prefix|>",), ("<|inner_suffix|>",), lead="")
+APRIEL = ThoughtSyntax(
     "apriel",
     ("Here are my reasoning steps:", "<thinking>"),
     ("[BEGIN FINAL RESPONSE]", "</thinking>"),
 )
-MINIMAX3 = Thought("minimax-m3", ("<mm:think>",), ("</mm:think>",), lead="")
-SOLAR = Thought("solar", ("<|think|>",), ("<|end|>",), lead="")
-KIMI3 = Thought("kimi-k3", ("<|open|>think<|sep|>",), ("<|close|>think<|sep|>",), lead="")
-HUNYUAN = Thought("hunyuan", ("<think:opensource>",), ("</think:opensource>",), lead="")
+MINIMAX3 = ThoughtSyntax("minimax-m3", ("<mm:think>",), ("</mm:think>",), lead="")
+SOLAR = ThoughtSyntax("solar", ("<|think|>",), ("<|end|>",), lead="")
+KIMI3 = ThoughtSyntax("kimi-k3", ("<|open|>think<|sep|>",), ("<|close|>think<|sep|>",), lead="")
+HUNYUAN = ThoughtSyntax("hunyuan", ("<think:opensource>",), ("</think:opensource>",), lead="")
 
 THOUGHTS = (
     SEED, MINIMAX3, KIMI3, HUNYUAN, COMMAND, GEMMA4, MISTRAL, APERTUS, APRIEL, SOLAR, GRANITE, THINK,
 )  # fmt: skip
 
-_SIGNS: tuple[tuple[str, Thought], ...] = (
+_SIGNS: tuple[tuple[str, ThoughtSyntax], ...] = (
     ("<seed:think>", SEED),
     ("<mm:think>", MINIMAX3),
     ("<|START_THINKING|>", COMMAND),
@@ -44,7 +44,7 @@ _SIGNS: tuple[tuple[str, Thought], ...] = (
 )
 
 
-def detect_thought(template: str, tokens: Set[str]) -> Thought | None:
+def detect_thought(template: str, tokens: Set[str]) -> ThoughtSyntax | None:
     """How a model marks its reasoning, by its template first and its vocabulary second."""
     for sign, thought in _SIGNS:
         if sign in template:

@@ -29,7 +29,7 @@ MAX_DEPTH = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
+class ValueDialect:
     """How a family writes values."""
 
     delimiter: str | None = None
@@ -38,8 +38,8 @@ class Dialect:
     """Single quotes, True/False/None, tuples; a quote closes only where a value may end."""
 
 
-JSON = Dialect()
-PYTHON = Dialect(python=True)
+JSON = ValueDialect()
+PYTHON = ValueDialect(python=True)
 
 
 def escape(text: str) -> str:
@@ -50,7 +50,7 @@ def escape(text: str) -> str:
 class Value:
     """Copies one value. `closing` is what would complete the JSON written so far."""
 
-    def __init__(self, reader: Reader, dialect: Dialect, write: Write) -> None:
+    def __init__(self, reader: Reader, dialect: ValueDialect, write: Write) -> None:
         self._reader = reader
         self._dialect = dialect
         self._write = write
@@ -322,7 +322,7 @@ def copy_unquoted(reader: Reader, write: Write) -> Steps[None]:
 
 
 def copy_value(
-    reader: Reader, dialect: Dialect, write: Write, on_cut: Callable[[str], None] | None = None
+    reader: Reader, dialect: ValueDialect, write: Write, on_cut: Callable[[str], None] | None = None
 ) -> Steps[None]:
     """Copies one value; when it is malformed or cut off, `on_cut` gets what would complete it."""
     value = Value(reader, dialect, write)

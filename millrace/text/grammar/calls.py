@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from millrace.errors import Unsupported
+from millrace.text.formats.call_encoder import to_json, written_syntax
 from millrace.text.formats.coerce import kinds
 from millrace.text.formats.syntax import (
     CallSyntax,
@@ -20,7 +21,6 @@ from millrace.text.formats.syntax import (
     TaggedCalls,
 )
 from millrace.text.formats.tools import ToolSpec
-from millrace.text.formats.writing import to_json, written_syntax
 from millrace.text.grammar.lark import Builder, quoted
 from millrace.text.grammar.schema import closed, enforceable
 from millrace.text.grammar.values import (

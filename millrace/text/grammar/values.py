@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from millrace.errors import BadRequest
+from millrace.text.formats.call_encoder import to_json
 from millrace.text.formats.coerce import kinds, resolve
-from millrace.text.formats.writing import to_json
 from millrace.text.grammar.lark import Builder, quoted
 
 _SCALARS = frozenset({"string", "number", "boolean", "null"})

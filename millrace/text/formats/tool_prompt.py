@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from millrace.text.formats.call_encoder import Call, write_calls
 from millrace.text.formats.coerce import kinds, resolve
 from millrace.text.formats.syntax import OutputFormat
 from millrace.text.formats.tools import ToolSpec
-from millrace.text.formats.writing import Call, write_calls
 
 _PYTHON = {
     "string": "str",

@@ -23,7 +23,7 @@ MOST_PIECE = 256
 """Attention also computes what the causal mask hides: piece by piece that is less."""
 
 
-class Lanes:
+class CpuPipeline:
     def __init__(self, cores: int) -> None:
         self._streams = [mx.new_stream(mx.cpu) for _ in range(cores)]
 

@@ -14,7 +14,7 @@ GAP_IN_STEPS = 2.5
 SMALLEST_CHUNK = 8
 GROWTH = 2
 """A chunk is at most this many times as large as those before it: what larger ones take is a guess."""
-_MEMORY = 0.3
+_EMA_WEIGHT = 0.3
 _SHRINKING = 0.98
 _GUESSED_GROWTH = 0.2
 """How much of a one-row step each further row adds, before it has been measured."""
@@ -22,7 +22,7 @@ _GUESSED_TOKEN = 1 / 16
 """How much of a step a prompt token takes, before it has been measured."""
 
 
-class Pace:
+class LatencyModel:
     def __init__(self, chunk: int, max_stall: float | None = None) -> None:
         self._chunk = chunk
         self._max_stall = max_stall
@@ -40,7 +40,7 @@ class Pace:
     def saw_step(self, rows: int, seconds: float) -> None:
         before = self._steps.get(rows, seconds)
         # One slow step is noise: a jump counts for no more than a doubling.
-        self._steps[rows] = before + _MEMORY * (min(seconds, 2 * before) - before)
+        self._steps[rows] = before + _EMA_WEIGHT * (min(seconds, 2 * before) - before)
 
     def saw_guesses(self, extra: float) -> None:
         """A step was longer by this much, since rows guessed ahead."""

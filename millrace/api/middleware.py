@@ -18,13 +18,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from millrace.api import errors
 from millrace.api.keys import OPEN_PATHS, Caller, Keys, secrets_in
-from millrace.api.limits import Limits, Standing, is_limited
+from millrace.api.limits import RateLimits, Standing, is_limited
 from millrace.api.openapi.routing import flat
 from millrace.config import ServeConfig
 from millrace.errors import MillraceError, RateLimited, Unauthorized
 from millrace.serving.metrics import Metrics
 
-_TOLD = (
+_EXPOSED_HEADERS = (
     "x-request-id",
     "x-millrace-ignored",
     "x-millrace-stripped",
@@ -38,22 +38,22 @@ _TOLD = (
 
 def install(app: FastAPI, config: ServeConfig, metrics: Metrics) -> None:
     """From the inside out: limits, keys, and pages' origins, so that preflights need no key."""
-    if limits := Limits(config.rate_requests, config.rate_tokens):
-        app.add_middleware(RateGate, limits=limits, metrics=metrics)
+    if limits := RateLimits(config.rate_requests, config.rate_tokens):
+        app.add_middleware(RateLimitMiddleware, limits=limits, metrics=metrics)
     if keys := Keys(config.api_keys):
-        app.add_middleware(KeyGate, keys=keys, metrics=metrics)
+        app.add_middleware(KeyMiddleware, keys=keys, metrics=metrics)
     if config.cors_origins:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=config.cors_origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=_TOLD,
+            expose_headers=_EXPOSED_HEADERS,
             max_age=86400,
         )
 
 
-class KeyGate:
+class KeyMiddleware:
     """Lets in who has a key, and notes who it is."""
 
     def __init__(self, app: ASGIApp, keys: Keys, metrics: Metrics) -> None:
@@ -85,13 +85,13 @@ def _is_open(scope: Scope) -> bool:
     return scope["type"] == "http" and scope["path"] in OPEN_PATHS
 
 
-class RateGate:
+class RateLimitMiddleware:
     """Holds each key to its share, or each address where there are no keys."""
 
     def __init__(
         self,
         app: ASGIApp,
-        limits: Limits,
+        limits: RateLimits,
         metrics: Metrics,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
@@ -108,19 +108,19 @@ class RateGate:
         caller = _caller(scope)
         state["charge"] = functools.partial(self._limits.charge, caller)
 
-        async def telling(message: Message) -> None:
+        async def reporting(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self._tell(MutableHeaders(scope=message), caller, scope["path"])
+                self._report(MutableHeaders(scope=message), caller, scope["path"])
             await send(message)
 
         try:
             self._limits.admit(caller)
         except RateLimited as error:
-            await _refuse(scope, receive, telling, error, self._metrics)
+            await _refuse(scope, receive, reporting, error, self._metrics)
         else:
-            await self._app(scope, receive, telling)
+            await self._app(scope, receive, reporting)
 
-    def _tell(self, headers: MutableHeaders, caller: str, path: str) -> None:
+    def _report(self, headers: MutableHeaders, caller: str, path: str) -> None:
         for standing in self._limits.standings(caller):
             for name, value in openai_headers(standing).items():
                 headers[name] = value

@@ -20,8 +20,8 @@ _WORDS = "\ue002"
 """A private character, which no template and no text has."""
 
 
-def borders(dialect: Dialect, chat: Conversation, text: str, ends: Sequence[int]) -> list[int]:
-    """How many tokens of the prompt come before each border.
+def boundaries(dialect: Dialect, chat: Conversation, text: str, ends: Sequence[int]) -> list[int]:
+    """How many tokens of the prompt come before each boundary.
 
     `text` is the rendered prompt and `ends` says at which character each of its tokens ends.
     """

@@ -5,15 +5,15 @@ from __future__ import annotations
 from millrace.protocol import Thinking
 
 
-class Thought:
-    def __init__(self, limit: Thinking, made: list[int]) -> None:
+class ThinkingBudget:
+    def __init__(self, limit: Thinking, generated: list[int]) -> None:
         self._limit = limit
         self._inside = limit.inside
         self._spent = 0
         self._over = False
         self.ending = limit.ending
-        for i in range(len(made)):
-            self.accept(made[: i + 1])
+        for i in range(len(generated)):
+            self.accept(generated[: i + 1])
 
     def accept(self, tokens: list[int]) -> bool:
         """Take the last of the tokens made so far; True if the thought must end now."""
@@ -29,12 +29,12 @@ class Thought:
         self._over = self._inside and self._spent >= self._limit.budget
         return self._over
 
-    def pending(self, made: list[int]) -> list[int]:
+    def pending(self, generated: list[int]) -> list[int]:
         """What is still to be made of the ending, for a row that was cut off in the middle of it."""
-        if not self._over or _holds(made, self._limit.closes):
+        if not self._over or _holds(generated, self._limit.closes):
             return []
         for n in range(len(self.ending), -1, -1):
-            if made[len(made) - n :] == self.ending[:n]:
+            if generated[len(generated) - n :] == self.ending[:n]:
                 return list(self.ending[n:])
         return list(self.ending)
 

@@ -1,6 +1,6 @@
-"""A request on its way: what it asked, what it has made, and the queue its answer flows through.
+"""A request on its way: what it asked, what it has generated, and the queue its answer flows through.
 
-This is what a resume needs: prompt and made tokens are all an engine must be told to go on.
+This is what a resume needs: prompt and generated tokens are all an engine must be told to go on.
 """
 
 from __future__ import annotations
@@ -21,14 +21,19 @@ Outcome = Literal["running", "ok", "cancelled", "timeout", "error", "disconnecte
 Item = RowTokens | PromptLogprobs
 
 
-class Live:
+class InFlight:
     def __init__(
-        self, submit: Submit, abandon: Callable[[Live], None], *, idle: float, endpoint: str = ""
+        self,
+        submit: Submit,
+        abandon: Callable[[InFlight], None],
+        *,
+        idle: float,
+        endpoint: str = "",
     ) -> None:
         self.submit = submit
         self.endpoint = endpoint
-        self.made: dict[int, list[int]] = {c.index: list(c.made) for c in submit.choices}
-        self.open = set(self.made)
+        self.generated: dict[int, list[int]] = {c.index: list(c.generated) for c in submit.choices}
+        self.open = set(self.generated)
         """The choices that have not finished."""
         self.prefilled = 0
         self.cached = 0
@@ -53,8 +58,8 @@ class Live:
         return self.submit.id
 
     @property
-    def tokens_made(self) -> int:
-        return sum(map(len, self.made.values()))
+    def tokens_generated(self) -> int:
+        return sum(map(len, self.generated.values()))
 
     @property
     def phase(self) -> Phase:
@@ -65,7 +70,7 @@ class Live:
     def remainder(self) -> Submit:
         """What is left to do, as a request to an engine that knows nothing of it."""
         choices = [
-            Choice(c.index, c.seed, list(self.made[c.index]))
+            Choice(c.index, c.seed, list(self.generated[c.index]))
             for c in self.submit.choices
             if c.index in self.open
         ]
@@ -87,7 +92,7 @@ class Live:
         self.last_token = time.monotonic()
         if self.first_token is None:
             self.first_token = self.last_token
-        self.made[row.choice] += row.tokens
+        self.generated[row.choice] += row.tokens
         if row.finish is not None:
             self.open.discard(row.choice)
         self._queue.put_nowait(row)

@@ -12,14 +12,14 @@ import zmq
 from millrace.protocol import FromEngine, ToEngine, encoder, to_engine
 
 
-class Link(Protocol):
+class Transport(Protocol):
     def receive(self, wait: float | None) -> list[ToEngine]:
         """All messages that are there, after waiting for the first; None waits as long as it takes."""
 
     def send(self, message: FromEngine) -> None: ...
 
 
-class SocketLink:
+class SocketTransport:
     def __init__(self, address: str) -> None:
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
         self._socket.set_hwm(0)
@@ -46,7 +46,7 @@ class SocketLink:
         zmq.Context.instance().term()
 
 
-class ThreadLink:
+class ThreadTransport:
     """For an engine that runs in a thread of the caller's own process."""
 
     def __init__(self, deliver: Callable[[FromEngine], None]) -> None:

@@ -28,13 +28,13 @@ def wanted(sampling: Sampling) -> bool:
     )
 
 
-class Edits:
+class Penalties:
     """For each token concerned: what its logit is divided by (or multiplied, if negative) and
     what is added to it.
     """
 
     def __init__(
-        self, sampling: Sampling, prompt: list[int], made: list[int], stops: Iterable[int]
+        self, sampling: Sampling, prompt: list[int], generated: list[int], stops: Iterable[int]
     ) -> None:
         self._sampling = sampling
         self._slot: dict[int, int] = {}
@@ -51,7 +51,7 @@ class Edits:
             for token in set(prompt):
                 slot = self._reserve(token)
                 self._factor[slot] = sampling.repetition_penalty
-        for token in made:
+        for token in generated:
             self.accept(token)
 
     def accept(self, token: int) -> None:
@@ -64,17 +64,17 @@ class Edits:
         self._factor[slot] = s.repetition_penalty
         self._shift[slot] -= s.frequency_penalty + (s.presence_penalty if count == 1 else 0.0)
 
-    def active(self, made: int) -> bool:
+    def active(self, generated: int) -> bool:
         """Whether any logit changes in the next draw."""
-        if made < self._sampling.min_tokens:
+        if generated < self._sampling.min_tokens:
             return True
         return self._size > len(self._stops)
 
-    def table(self, made: int) -> tuple[Ids, Values, Values]:
-        """Tokens, factors and shifts for the draw of token number `made`."""
+    def table(self, generated: int) -> tuple[Ids, Values, Values]:
+        """Tokens, factors and shifts for the draw of token number `generated`."""
         n = self._size
         shift = self._shift[:n]
-        if made < self._sampling.min_tokens and self._stops:
+        if generated < self._sampling.min_tokens and self._stops:
             shift = shift.copy()
             shift[self._stops] = -np.inf
         return self._ids[:n], self._factor[:n], shift

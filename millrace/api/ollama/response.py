@@ -1,4 +1,4 @@
-"""An answer as lines while it is made, or as one object, with what it took told at its end."""
+"""An answer as lines while it is made, or as one object, with what it took reported at its end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from millrace.api.ollama.lines import BLANK, line, now
-from millrace.api.ollama.parts import Part, Reader, Shape
+from millrace.api.ollama.parts import OllamaPart, OllamaReader, Shape
 from millrace.serving.model import Running
 from millrace.text.deltas import Delta, Idle, Usage
 from millrace.text.vocabulary import Vocabulary
@@ -39,7 +39,7 @@ def _nanoseconds(seconds: float) -> int:
     return max(1, round(seconds * 1e9))
 
 
-class Telling:
+class OllamaResponse:
     """The lines of one answer."""
 
     def __init__(
@@ -49,7 +49,7 @@ class Telling:
         running: Running,
         clock: Clock,
         vocabulary: Vocabulary,
-        context: Callable[[Reader], list[int] | None] = lambda _: None,
+        context: Callable[[OllamaReader], list[int] | None] = lambda _: None,
     ) -> None:
         self._name = name
         self._shape = shape
@@ -57,22 +57,22 @@ class Telling:
         self._clock = clock
         self._vocabulary = vocabulary
         self._context = context
-        self._reader = Reader()
+        self._reader = OllamaReader()
         self._usage = Usage(0, 0)
 
     async def stream(self) -> AsyncIterator[bytes]:
         async for part in self._parts():
             yield line(self._line(part)) if part is not None else BLANK
-        yield line(self._line(Part()) | self._end())
+        yield line(self._line(OllamaPart()) | self._end())
 
     async def whole(self) -> dict[str, Any]:
-        message = Part()
+        message = OllamaPart()
         async for part in self._parts():
             if part is not None:
                 message += part
         return self._line(message) | self._end()
 
-    async def _parts(self) -> AsyncIterator[Part | None]:
+    async def _parts(self) -> AsyncIterator[OllamaPart | None]:
         """None where nothing came for a while."""
         async for event in self._running.events():
             match event:
@@ -84,7 +84,7 @@ class Telling:
                 case Idle():
                     yield None
 
-    def _line(self, part: Part) -> dict[str, Any]:
+    def _line(self, part: OllamaPart) -> dict[str, Any]:
         found = {"model": self._name, "created_at": now(), **self._shape(part), "done": False}
         if part.scores:
             found["logprobs"] = [

@@ -36,7 +36,7 @@ _SAMPLING = (
 
 
 @dataclass(frozen=True)
-class Asked:
+class PromptRequest:
     """One prompt of the batch, and what is to be told of it."""
 
     request: Request
@@ -89,9 +89,9 @@ def _known(ids: Sequence[int], size: int) -> None:
             )
 
 
-def asked(
+def prompt_requests(
     wire: GenerateRequest, model: ServedModel, prompts: list[list[int]], ids: list[str]
-) -> list[Asked]:
+) -> list[PromptRequest]:
     count = len(prompts)
     params = _spread(wire.sampling_params, count, "sampling_params", SamplingParams())
     scored = _spread(wire.return_logprob, count, "return_logprob", False)
@@ -117,7 +117,7 @@ def asked(
         if only_prompt:
             _may_score(scored[i])
             request.max_tokens = 1
-        found.append(Asked(request, scored[i], start, only_prompt))
+        found.append(PromptRequest(request, scored[i], start, only_prompt))
     return found
 
 

@@ -21,8 +21,8 @@ _TAIL = 64
 """Characters of made text in which a trigger is looked for, beside the last token's."""
 
 
-class Guides:
-    """Makes guides for one model's rows."""
+class Grammars:
+    """Makes grammars for one model's rows."""
 
     def __init__(self, folder: Path, width: int) -> None:
         self._folder = folder
@@ -30,22 +30,22 @@ class Guides:
         self._compile = functools.lru_cache(_KEPT_GRAMMARS)(self._compiled)
         self._tokenizer = functools.lru_cache(4)(self._load)
 
-    def of(self, request: Submit, made: list[int]) -> Guide | None:
-        """The guide that a request asks for, brought to where its tokens are; None if it is free."""
+    def of(self, request: Submit, generated: list[int]) -> RowGrammar | None:
+        """The grammar that a request asks for, brought to where its tokens are; None if it is free."""
         ends = tuple(request.end_ids)
-        guide: Guide
+        grammar: RowGrammar
         if request.grammar is not None:
-            guide = Guide(self._compile(request.grammar, ends).deep_copy())
+            grammar = RowGrammar(self._compile(request.grammar, ends).deep_copy())
         elif request.lazy_grammar is not None:
             lazy = request.lazy_grammar
             start = self._compile(lazy.grammar, ends)
-            guide = LazyGuide(lazy, start, self._tokenizer(ends))
+            grammar = LazyRowGrammar(lazy, start, self._tokenizer(ends))
         else:
             return None
-        for token in made:
-            if problem := guide.accept(token):
+        for token in generated:
+            if problem := grammar.accept(token):
                 raise ValueError(problem)
-        return guide
+        return grammar
 
     def _load(self, ends: tuple[int, ...]) -> LLTokenizer:
         text = (self._folder / "tokenizer.json").read_text(encoding="utf-8")
@@ -58,7 +58,7 @@ class Guides:
         return matcher
 
 
-class Guide:
+class RowGrammar:
     def __init__(self, matcher: LLMatcher | None) -> None:
         self.matcher = matcher
 
@@ -76,7 +76,7 @@ class Guide:
         return None
 
 
-class LazyGuide(Guide):
+class LazyRowGrammar(RowGrammar):
     """Free until one of the triggers was made; then bound until what follows it is complete."""
 
     def __init__(self, lazy: LazyGrammar, start: LLMatcher, tokenizer: LLTokenizer) -> None:
@@ -121,9 +121,9 @@ def _executor() -> LLExecutor:
     return LLExecutor()
 
 
-def masked(logits: mx.array, guides: list[tuple[int, Guide]]) -> mx.array:
+def masked(logits: mx.array, grammars: list[tuple[int, RowGrammar]]) -> mx.array:
     """The logits with all tokens out that the rows' grammars do not allow."""
-    bound = [(i, g.matcher) for i, g in guides if g.matcher and not g.matcher.is_stopped()]
+    bound = [(i, g.matcher) for i, g in grammars if g.matcher and not g.matcher.is_stopped()]
     if not bound:
         return logits
     width = logits.shape[-1]

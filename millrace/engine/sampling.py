@@ -1,6 +1,6 @@
 """Drawing tokens from logits: filters, then the inverse of the cumulative distribution.
 
-Both choosers take the logits of all rows and mean the same. Ties with a filter's threshold are
+Both backends take the logits of all rows and mean the same. Ties with a filter's threshold are
 kept, so a draw does not depend on the order of equal tokens.
 """
 
@@ -25,7 +25,7 @@ Weights = NDArray[np.float32]
 Ids = NDArray[np.intp]
 
 
-class Chooser(Protocol):
+class SamplingBackend(Protocol):
     def choose(self, logits: mx.array, rows: Sequence[Row | Ahead]) -> mx.array:
         """One token per row."""
 
@@ -34,7 +34,7 @@ def greedy(sampling: Sampling) -> bool:
     return sampling.temperature == 0.0 or sampling.top_k == 1
 
 
-class HostChooser:
+class HostSampling:
     """For the CPU device, whose arrays the host can look at without a copy.
 
     The device has nothing to do until the tokens are there, so its cores are the host's meanwhile.
@@ -62,7 +62,7 @@ def _draw(logits: Weights, row: Row | Ahead) -> int:
         ends = np.array(sorted(row.stop_ids), np.intp)
         kept = without_top_choices(kept, row.sampling.xtc_threshold, _places(ids, ends))
     mass = np.cumsum(kept, dtype=np.float64)
-    at = int(np.searchsorted(mass, uniform(row.seed, row.made) * mass[-1], side="right"))
+    at = int(np.searchsorted(mass, uniform(row.seed, row.generated) * mass[-1], side="right"))
     at = min(at, int(np.searchsorted(mass, mass[-1])))
     return at if ids is None else int(ids[at])
 
@@ -129,7 +129,7 @@ def without_top_choices(weights: Weights, least_share: float, spared: Ids) -> We
 
 def _coin(row: Row | Ahead) -> bool:
     chance = row.sampling.xtc_probability
-    return chance > 0.0 and uniform(row.seed, row.made, XTC_LANE) < chance
+    return chance > 0.0 and uniform(row.seed, row.generated, XTC_LANE) < chance
 
 
 def _places(ids: Ids | None, tokens: Ids) -> Ids:
@@ -141,7 +141,7 @@ def _places(ids: Ids | None, tokens: Ids) -> Ids:
     return found
 
 
-class DeviceChooser:
+class DeviceSampling:
     """For GPUs: one vectorised draw for all rows, and no wait for the host."""
 
     def choose(self, logits: mx.array, rows: Sequence[Row | Ahead]) -> mx.array:
@@ -174,7 +174,7 @@ class DeviceChooser:
                 weights[i : i + 1] = _xtc(weights[i : i + 1], row)
         cdf = mx.cumsum(weights, axis=-1)
         total = cdf[:, -1:]
-        u = mx.array([uniform(r.seed, r.made) for r in rows])[:, None]
+        u = mx.array([uniform(r.seed, r.generated) for r in rows])[:, None]
         # The last token with weight is the answer even if rounding puts the mark at the total.
         passed = mx.sum(cdf <= u * total, axis=-1)
         last = mx.sum(cdf < total, axis=-1)

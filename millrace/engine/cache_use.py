@@ -10,7 +10,7 @@ from millrace.engine.batch import Batch
 from millrace.engine.prefill import Job
 
 
-class Keeper:
+class CacheUse:
     def __init__(self, cache: PrefixCache, layout: Layout, every: int) -> None:
         self.cache = cache
         self._layout = layout
@@ -22,8 +22,8 @@ class Keeper:
         if self._layout.rest:
             last = len(job.tokens) - 1
             steps = range(self._every, last, self._every)
-            borders = [b for b in job.request.borders if b < last]
-            job.pauses = sorted({*steps, *borders, last})
+            boundaries = [b for b in job.request.boundaries if b < last]
+            job.pauses = sorted({*steps, *boundaries, last})
         if not job.wants_logprobs:
             job.known = self.cache.known(job.salt, job.tokens)
             job.ticket = self.cache.fetch(job.salt, job.tokens)
@@ -42,19 +42,19 @@ class Keeper:
     def ran(self, job: Job) -> None:
         """A chunk of a prompt has been launched."""
         end = job.done == len(job.tokens) - 1
-        border = end or job.done in job.request.borders
-        pause = border or job.done in job.pauses
-        job.written += self._job(job, state=pause, border=border)
+        boundary = end or job.done in job.request.boundaries
+        pause = boundary or job.done in job.pauses
+        job.written += self._job(job, state=pause, boundary=boundary)
 
     def dropped(self, job: Job) -> None:
         """A prompt is given up half-way: whoever asks again goes on from here."""
         if job.caches and self._layout.rest:
-            self._job(job, state=True, border=False)
+            self._job(job, state=True, boundary=False)
 
-    def _job(self, job: Job, *, state: bool, border: bool) -> int:
+    def _job(self, job: Job, *, state: bool, boundary: bool) -> int:
         source = _Alone(self._layout, job.caches)
         tokens = job.tokens[: job.done]
-        return self.cache.keep(job.salt, tokens, source, state=state, border=border)
+        return self.cache.keep(job.salt, tokens, source, state=state, boundary=boundary)
 
     def row(self, batch: Batch, index: int) -> None:
         """A row leaves the batch."""
@@ -64,7 +64,7 @@ class Keeper:
         known = length <= len(tokens)
         source = _InBatch(self._layout, batch, index)
         salt = row.request.cache_salt
-        self.cache.keep(salt, tokens[:length], source, state=known, border=True)
+        self.cache.keep(salt, tokens[:length], source, state=known, boundary=True)
 
 
 class _Alone:

@@ -14,7 +14,7 @@ from millrace.cache.disk.events import Dropped, Event, Trouble
 from millrace.cache.disk.records import Blob
 
 
-class Board:
+class SharedState:
     def __init__(self, catalogue: Catalogue) -> None:
         self.lock = threading.Lock()
         self.work = threading.Condition(self.lock)
@@ -30,7 +30,7 @@ class Board:
         self.deadline: float | None = None
         """When closing: the time to stop writing, on the monotonic clock."""
         self._events: list[Event] = []
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._wakeup: Callable[[], None] | None = None
 
     def ask(self) -> None:
@@ -42,9 +42,9 @@ class Board:
         """With the lock held; `wake` once it is not."""
         for event in events:
             if isinstance(event, Trouble):
-                if event.kind in self._told:
+                if event.kind in self._reported:
                     continue
-                self._told.add(event.kind)
+                self._reported.add(event.kind)
             if isinstance(event, Dropped) and not event.nodes:
                 continue
             self._events.append(event)

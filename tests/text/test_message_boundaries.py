@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from millrace.text.borders import borders, opening
 from millrace.text.dialect import Conversation, Dialect
+from millrace.text.message_boundaries import boundaries, opening
 from millrace.text.tokenizer import Tokenizer
 from millrace.text.volatile import Volatile
 
@@ -74,15 +74,15 @@ class Speaker:
         text = self.dialect.render(chat)
         tokens, ends = self.tokenizer.encode_placed(text)
         assert tokens == self.tokenizer.encode(text)
-        return tokens, borders(self.dialect, chat, text, ends)
+        return tokens, boundaries(self.dialect, chat, text, ends)
 
     def texts(self, chat: Conversation) -> list[str]:
-        """What comes before each border."""
+        """What comes before each boundary."""
         tokens, places = self.prompt(chat)
         return [self.tokenizer.decode(tokens[:p], skip_special=False) for p in places]
 
     def shared(self, one: Conversation, other: Conversation) -> tuple[int, int]:
-        """How many tokens two prompts begin with alike, and the border that serves them best."""
+        """How many tokens two prompts begin with alike, and the boundary that serves them best."""
         (first, places), (second, _) = self.prompt(one), self.prompt(other)
         common = next(
             (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b),

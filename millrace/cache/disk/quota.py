@@ -7,11 +7,11 @@ import errno
 from collections.abc import Callable
 
 from millrace.cache.disk import files
-from millrace.cache.disk.board import Board
 from millrace.cache.disk.events import Dropped, Trouble
 from millrace.cache.disk.folder import Folder
 from millrace.cache.disk.index import Index
 from millrace.cache.disk.records import Blob, Changes
+from millrace.cache.disk.shared_state import SharedState
 
 TRIES = 8
 READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
@@ -22,16 +22,22 @@ _SPARE = 64
 """Eviction makes room for more than one write: this part of the budget."""
 
 
-class Room:
+class Quota:
     def __init__(
-        self, board: Board, folder: Folder, index: Index, clock: Callable[[], float], *, sync: bool
+        self,
+        shared: SharedState,
+        folder: Folder,
+        index: Index,
+        clock: Callable[[], float],
+        *,
+        sync: bool,
     ) -> None:
-        self._board = board
+        self._shared = shared
         self._folder = folder
         self._index = index
         self._clock = clock
         self._sync = sync
-        kept = {b.id: b.size for n in board.catalogue.nodes.values() for b in n.blobs}
+        kept = {b.id: b.size for n in shared.catalogue.nodes.values() for b in n.blobs}
         self._payload = sum(files.on_disk(size) for size in kept.values())
         self._owed = index.cost(Changes())
         """Bytes that the index may grow by at the end of this turn."""
@@ -47,8 +53,8 @@ class Room:
         """A turn begins: these files are written, and at its end the index once."""
         self._granted = 0
         self._owed = self._index.cost(Changes())
-        with self._board.lock:
-            rows = self._board.catalogue.rows(id for blob in batch for id in blob.users)
+        with self._shared.lock:
+            rows = self._shared.catalogue.rows(id for blob in batch for id in blob.users)
         self._owed += sum(self._index.cost_of_row(row) for row in rows)
         total = sum(files.on_disk(blob.size) for blob in batch)
         if len(batch) > 1 and total < self._folder.budget // 4:
@@ -75,19 +81,19 @@ class Room:
         return lack
 
     def evict(self, lack: int) -> bool:
-        board = self._board
-        with board.lock:
+        shared = self._shared
+        with shared.lock:
             spare = self._folder.budget // _SPARE
-            victims = board.catalogue.victims(lack, spare, self._clock())
-            board.say(Dropped(board.catalogue.drop(victims)))
-        board.wake()
+            victims = shared.catalogue.victims(lack, spare, self._clock())
+            shared.say(Dropped(shared.catalogue.drop(victims)))
+        shared.wake()
         self._owed += self._index.cost_of_gone(len(victims))
         self.empty_trash()
         return bool(victims)
 
     def empty_trash(self) -> None:
-        with self._board.lock:
-            trash = self._board.catalogue.take_trash()
+        with self._shared.lock:
+            trash = self._shared.catalogue.take_trash()
         for blob in trash:
             if files.remove(self._folder.file(blob.id)):
                 self._payload -= files.on_disk(blob.size)
@@ -111,14 +117,14 @@ class Room:
                 raise
         except OSError as error:
             return self._refused(error)
-        with self._board.lock:
-            self._board.catalogue.written(blob, crc)
+        with self._shared.lock:
+            self._shared.catalogue.written(blob, crc)
         return None
 
     def _refused(self, error: OSError) -> Trouble | None:
         where, why = self._folder.path, error.strerror or error
         if error.errno in READ_ONLY:
-            self._board.give_up(
+            self._shared.give_up(
                 "read-only", f"{where} cannot be written ({why}): the prefix cache there is off."
             )
             return None

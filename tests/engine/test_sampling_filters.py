@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.engine.choice import _filtered, candidates
+from millrace.engine.sampling import _filtered, candidates
 from millrace.protocol import Sampling
 
 rows = st.lists(st.floats(-12, 0), min_size=2, max_size=60).map(
@@ -39,7 +39,7 @@ def _kept(row: np.ndarray, top_k: int, top_p: float, min_p: float) -> set[int]:
     st.sampled_from([1.0, 0.99, 0.9, 0.5, 0.01]),
     st.sampled_from([0.0, 0.1]),
 )
-def test_both_choosers_keep_what_the_definition_keeps(
+def test_both_backends_keep_what_the_definition_keeps(
     row: np.ndarray, top_k: int, top_p: float, min_p: float
 ) -> None:
     wanted = _kept(row, top_k, top_p, min_p)

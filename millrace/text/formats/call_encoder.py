@@ -19,7 +19,7 @@ from millrace.text.formats.syntax import (
     PythonCalls,
     TaggedCalls,
 )
-from millrace.text.formats.values import Dialect
+from millrace.text.formats.values import ValueDialect
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def _header(syntax: HeaderCalls, index: int, call: Call) -> str:
     )
 
 
-def _value(value: Any, dialect: Dialect) -> str:
+def _value(value: Any, dialect: ValueDialect) -> str:
     quote = dialect.delimiter
     if quote is None:
         return to_json(value)
