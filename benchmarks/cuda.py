@@ -115,7 +115,7 @@ class Ours:
         self.cache.clear()
         begin = time.perf_counter()
         for i, prompt in enumerate(rows):
-            self.transport.put(Submit(str(i), prompt, [Choice(0, i)], generated, sampling))
+            self.transport.put(Submit(i, prompt, [Choice(0, i)], generated, sampling))
         self.engine.turn()
         while self.engine.busy:
             self.engine.turn()

@@ -74,7 +74,7 @@ class Steps:
             choice = [Choice(0, i)]
             sampling = Sampling(temperature=1.0, top_p=0.95)
             self._transport.put(
-                Submit(f"{i}", prompt, choice, MADE, sampling, grammar=grammar, end_ids=ends)
+                Submit(i, prompt, choice, MADE, sampling, grammar=grammar, end_ids=ends)
             )
         self._engine.turn()
         while self._engine.busy:

@@ -141,7 +141,7 @@ def _batch(model: Any, device: str, params: tuple[Sampling, ...], caches: list[A
 
     batch = Batch(model, Sampler(HostSampling() if device == "cpu" else DeviceSampling()))
     for i in range(ROWS):
-        request = Submit(str(i), _prompt(), [], 10_000, params[i % len(params)], stop_ids=[2])
+        request = Submit(i, _prompt(), [], 10_000, params[i % len(params)], stop_ids=[2])
         batch.join([Row.of(request, Choice(0, i), 0.0)], caches, _prompt()[-1])
     return batch
 

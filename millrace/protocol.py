@@ -65,7 +65,8 @@ class Thinking(msgspec.Struct, frozen=True):
 class Submit(msgspec.Struct, tag="submit", omit_defaults=True):
     """Run a prompt once and continue it once per choice."""
 
-    id: str
+    id: int
+    """The front's own number; the names that clients give their requests never leave it."""
     prompt: list[int]
     choices: list[Choice]
     max_tokens: int
@@ -91,13 +92,13 @@ class Submit(msgspec.Struct, tag="submit", omit_defaults=True):
 
 
 class Abort(msgspec.Struct, tag="abort"):
-    id: str
+    id: int
 
 
 class AbortChoice(msgspec.Struct, tag="abort_choice"):
     """The front has seen enough of one choice (a stop string, say)."""
 
-    id: str
+    id: int
     choice: int
 
 
@@ -148,7 +149,7 @@ class TokenLogprob(msgspec.Struct, array_like=True):
 class RowTokens(msgspec.Struct, array_like=True):
     """What one row made in one step."""
 
-    id: str
+    id: int
     choice: int
     tokens: list[int]
     finish: FinishReason | None = None
@@ -158,7 +159,7 @@ class RowTokens(msgspec.Struct, array_like=True):
 class PromptLogprobs(msgspec.Struct, array_like=True):
     """The logprobs of a prompt's tokens from its second on, once it has been run."""
 
-    id: str
+    id: int
     items: list[TokenLogprob]
 
 
@@ -170,7 +171,7 @@ what is known; anything that had to be read from disk; nothing."""
 class Prefilled(msgspec.Struct, array_like=True):
     """How far a prompt has come: tokens run so far, and how many of them came from the cache."""
 
-    id: str
+    id: int
     done: int
     total: int
     cached: int
@@ -225,7 +226,7 @@ class Failed(msgspec.Struct, tag="failed"):
 
     code: str
     message: str
-    id: str | None = None
+    id: int | None = None
 
 
 FromEngine = Loading | Ready | Step | Failed | CacheReport

@@ -1,5 +1,6 @@
-"""The engine process: `python -m millrace.engine ADDRESS CONFIG`, started by the front.
+"""The engine process: `python -m millrace.engine ADDRESS CONFIG RECORDER`, started by the front.
 
+RECORDER is the number of an open file, in which the front watches the engine (millrace.flight).
 Its standard input is a pipe from the front. When that closes, the front is gone, whatever way it
 went, and the engine ends too.
 """
@@ -18,13 +19,17 @@ from millrace.config import EngineConfig
 from millrace.engine.build import build
 from millrace.engine.transport import SocketTransport
 from millrace.errors import MillraceError
+from millrace.flight import LOAD_PATIENCE, SharedRecorder
 from millrace.protocol import Failed, Loading
 
 EXIT_CANNOT_START = 3
 
 
 def main() -> None:
-    address, raw = sys.argv[1:3]
+    address, raw, file = sys.argv[1:4]
+    recorder = SharedRecorder(int(file))
+    recorder.working((), LOAD_PATIENCE)
+    recorder.beat()
     config = msgspec.json.decode(raw, type=EngineConfig)
     logs.setup(config.log_level, config.log_format)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -32,7 +37,7 @@ def main() -> None:
     transport = SocketTransport(address)
     transport.send(Loading("starting"))
     try:
-        engine = build(config, transport)
+        engine = build(config, transport, recorder)
     except MillraceError as error:
         transport.send(Failed(error.code, error.message))
         transport.close()

@@ -11,6 +11,7 @@ import msgspec
 
 from millrace.config import EngineConfig, home
 from millrace.engine.transport import Transport
+from millrace.flight import FlightRecorder
 from millrace.models import blas
 from millrace.protocol import Loading, Ready
 
@@ -36,7 +37,9 @@ CPU_AHEAD = 8
 """The most tokens guessed ahead there."""
 
 
-def build(config: EngineConfig, transport: Transport) -> Engine:
+def build(
+    config: EngineConfig, transport: Transport, recorder: FlightRecorder | None = None
+) -> Engine:
     """Load the model and say ready. Raises ModelError when it cannot be loaded."""
     # Before anything imports mlx.core: a BLAS loaded later is not used.
     blas.prepare()
@@ -86,7 +89,15 @@ def build(config: EngineConfig, transport: Transport) -> Engine:
     if loaded.device == "cpu" and 1 < blas.threads() <= MOST_LANES:
         forward = CpuPipeline(blas.threads()).forward
     engine = Engine(
-        loaded.model, config, Sampler(backend), budget, transport, grammars, cache_use, forward
+        loaded.model,
+        config,
+        Sampler(backend),
+        budget,
+        transport,
+        grammars,
+        cache_use,
+        forward,
+        recorder,
     )
     transport.send(
         Ready(

@@ -25,6 +25,7 @@ from millrace.engine.sampler import Sampler
 from millrace.engine.scheduler import Scheduler
 from millrace.engine.speculation import Speculation
 from millrace.engine.transport import Transport
+from millrace.flight import FlightRecorder, NullRecorder
 from millrace.protocol import (
     Abort,
     AbortChoice,
@@ -47,6 +48,8 @@ log = logging.getLogger("millrace.engine")
 
 CLOSING_SECONDS = 10.0
 """How long the disk may take to write what it has not at the end."""
+PATIENCE = 120.0
+"""Seconds that a turn may take before the front believes that it never ends."""
 DISK_WAIT = 0.002
 """Seconds between looks at the disk while there is nothing else to do."""
 
@@ -62,7 +65,9 @@ class Engine:
         grammars: Grammars | None = None,
         cache_use: CacheUse | None = None,
         forward: Forward = whole,
+        recorder: FlightRecorder | None = None,
     ) -> None:
+        self._recorder = recorder or NullRecorder()
         self._model = model
         self._cache_use = cache_use
         self._transport = transport
@@ -105,10 +110,13 @@ class Engine:
         return self._batch.nbytes + held
 
     def turn(self) -> None:
+        if not self.busy:
+            self._recorder.idle()
         for message in self._transport.receive(self._wait()):
             self._receive(message)
         if self._stopping:
             return
+        self._recorder.working([row.request.id for row in self._batch.rows], PATIENCE)
         step = Step()
         settled = self._settles
         in_flight = None if settled else self._batch.in_flight()
@@ -255,6 +263,7 @@ class Engine:
         jobs, count = planned
         job = jobs[-1]
         begin = time.perf_counter()
+        self._recorder.working([j.request.id for j in jobs], PATIENCE)
         try:
             # Beside running rows chunks are short, and are launched without waiting for them.
             forward = whole if self._batch else self._forward
@@ -295,6 +304,7 @@ class Engine:
                 self._stopping = True
 
     def _submit(self, request: Submit) -> None:
+        self._recorder.working([request.id], PATIENCE)
         try:
             jobs = jobs_of(request, time.monotonic(), self._grammars, self._groupable)
         except Exception as error:  # a parameter that cannot be prepared fails its own request
@@ -327,7 +337,7 @@ class Engine:
         self._abort(job.request.id, None)
         self._transport.send(Failed(code, text, job.request.id))
 
-    def _abort(self, id: str, choice: int | None) -> None:
+    def _abort(self, id: int, choice: int | None) -> None:
         for row in self._batch.rows:
             if row.request.id == id and choice in (None, row.choice):
                 row.gone = True

@@ -29,7 +29,7 @@ def warm_up(model: Any, rows: int, chunk: int) -> None:
         mx.eval(model(mx.zeros((1, length), mx.int32), cache=caches))
         for sampling in (Sampling(temperature=0.0), Sampling(1.0, top_p=0.9, top_k=40)):
             wanted = size - len(batch) if sampling.temperature == 0.0 else 0
-            request = Submit("warm-up", [0] * (length + 1), [], 4, sampling)
+            request = Submit(0, [0] * (length + 1), [], 4, sampling)
             new = [Row.of(request, Choice(i, i), 0.0) for i in range(wanted)]
             if new:
                 batch.join(new, caches, 0)

@@ -78,7 +78,8 @@ class EngineClient:
         self._settled = asyncio.Event()
         self._queries: dict[str, asyncio.Future[CacheReport]] = {}
         self._query_ids = map(str, itertools.count())
-        self.in_flight: dict[str, InFlight] = {}
+        self._numbers = itertools.count(1)
+        self.in_flight: dict[int, InFlight] = {}
         self.state = State.STARTING
         self.ready: Ready | None = None
         self.failure: MillraceError | None = None
@@ -119,13 +120,14 @@ class EngineClient:
         self._admission.check(present, answers)
 
     def submit(
-        self, request: Submit, *, endpoint: str = "", timeout: float | None = None
+        self, id: str, request: Submit, *, endpoint: str = "", timeout: float | None = None
     ) -> InFlight:
         """Take a request that was admitted, or raise that its id is in use."""
-        if request.id in self.in_flight:
-            raise BadRequest(f"A request with the id '{request.id}' is running.", param="id")
-        active = InFlight(request, self._abandon, idle=self._idle, endpoint=endpoint)
-        self.in_flight[active.id] = active
+        if any(r.id == id for r in self.in_flight.values()):
+            raise BadRequest(f"A request with the id '{id}' is running.", param="id")
+        request.id = next(self._numbers)
+        active = InFlight(id, request, self._abandon, idle=self._idle, endpoint=endpoint)
+        self.in_flight[active.number] = active
         self._metrics.arrived(active)
         if timeout is not None:
             active.timer = asyncio.get_running_loop().call_later(
@@ -139,7 +141,7 @@ class EngineClient:
         """The front has all it wants of a choice: free its row."""
         active.open.discard(choice)
         if active.running and self._connection:
-            self._connection.send(AbortChoice(active.id, choice))
+            self._connection.send(AbortChoice(active.number, choice))
         self._settle(active)
 
     def knows(self, id: str) -> bool:
@@ -181,22 +183,22 @@ class EngineClient:
                 answer.set_exception(EngineUnavailable("The engine ended before it answered."))
 
     def _expire(self, active: InFlight, timeout: float) -> None:
-        if self.in_flight.get(active.id) is active:
+        if self.in_flight.get(active.number) is active:
             text = f"The request was not finished within its timeout of {timeout:g} seconds."
             self._end(active, "timeout", DeadlineExceeded(text))
 
     def _abandon(self, active: InFlight) -> None:
-        if self.in_flight.get(active.id) is active:
+        if self.in_flight.get(active.number) is active:
             self._end(active, "disconnected", None)
 
     def _end(self, active: InFlight, outcome: Outcome, error: MillraceError | None) -> None:
         """Let go of a request: here, in the engine, and in the books."""
-        del self.in_flight[active.id]
+        del self.in_flight[active.number]
         active.outcome = outcome
         if error is not None:
             active.fail(error)
         if outcome not in ("ok", "error") and active.running and self._connection:
-            self._connection.send(Abort(active.id))
+            self._connection.send(Abort(active.number))
         active.open.clear()
         if active.timer is not None:
             active.timer.cancel()
@@ -225,7 +227,7 @@ class EngineClient:
             self._connection.send(active.remainder())
 
     def _settle(self, active: InFlight) -> None:
-        if not active.open and self.in_flight.get(active.id) is active:
+        if not active.open and self.in_flight.get(active.number) is active:
             self._end(active, "ok", None)
 
     async def _keep(self, connection: Connection) -> None:
@@ -298,7 +300,7 @@ class EngineClient:
                     answer.set_result(message)
             case Failed(code=code, message=text, id=None):
                 self.failure = ModelError(text) if code == "model_error" else from_code(code, text)
-            case Failed(code=code, message=text, id=str(id)):
+            case Failed(code=code, message=text, id=int(id)):
                 if active := self.in_flight.get(id):
                     self._end(active, "error", from_code(code, text))
 

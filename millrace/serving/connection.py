@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,11 +14,38 @@ import zmq
 import zmq.asyncio
 
 from millrace.config import EngineConfig
-from millrace.protocol import FromEngine, Shutdown, ToEngine, encoder, from_engine
+from millrace.flight import Reading, Recording
+from millrace.protocol import (
+    FromEngine,
+    Prefilled,
+    PromptLogprobs,
+    RowTokens,
+    Shutdown,
+    Step,
+    ToEngine,
+    encoder,
+    from_engine,
+)
+from millrace.serving.suspicion import Cause
+
+_SENT_BY_OTHERS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class EngineGone(Exception):
     """The engine has ended; `str` says how."""
+
+    def __init__(self, how: str, cause: Cause = Cause.CRASH) -> None:
+        super().__init__(how)
+        self.cause = cause
+
+
+class Garbled(Exception):
+    """A message that is not as agreed: what of it is, and the requests that the rest was about."""
+
+    def __init__(self, step: Step, requests: list[int]) -> None:
+        super().__init__(f"a message of the engine about the requests {requests} is garbled")
+        self.step = step
+        self.requests = requests
 
 
 class Connection(Protocol):
@@ -25,6 +53,12 @@ class Connection(Protocol):
 
     async def receive(self) -> FromEngine:
         """The next message. Raises EngineGone once the engine has ended and nothing is left."""
+
+    def reading(self) -> Reading | None:
+        """What the engine's recorder holds, also after its end; None if it has none."""
+
+    def kill(self, why: str, cause: Cause) -> None:
+        """End the engine at once, for a reason that is told instead of how it ended."""
 
     async def close(self, grace: float) -> None:
         """End the engine, by force after `grace` seconds, and leave nothing behind."""
@@ -37,31 +71,45 @@ class ProcessConnection:
     """An engine in a process of its own, over an ipc socket in a private folder."""
 
     def __init__(
-        self, process: asyncio.subprocess.Process, socket: zmq.asyncio.Socket, file: Path
+        self,
+        process: asyncio.subprocess.Process,
+        socket: zmq.asyncio.Socket,
+        file: Path,
+        recording: Recording,
     ) -> None:
         self._process = process
         self._socket = socket
         self._file = file
+        self._recording = recording
         self._ended = asyncio.ensure_future(process.wait())
         self._hearing: asyncio.Future[bytes] | None = None
+        self._killed: EngineGone | None = None
 
     @classmethod
     async def launch(cls, config: EngineConfig, file: Path) -> ProcessConnection:
+        recording = Recording()
         socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
-        socket.set_hwm(0)
-        socket.setsockopt(zmq.LINGER, 0)
-        address = f"ipc://{file}"
-        socket.bind(address)
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "millrace.engine",
-            address,
-            msgspec.json.encode(config).decode(),
-            stdin=asyncio.subprocess.PIPE,
-            env=os.environ | {"TOKENIZERS_PARALLELISM": "false"},
-        )
-        return cls(process, socket, file)
+        try:
+            socket.set_hwm(0)
+            socket.setsockopt(zmq.LINGER, 0)
+            address = f"ipc://{file}"
+            socket.bind(address)
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "millrace.engine",
+                address,
+                msgspec.json.encode(config).decode(),
+                str(recording.file),
+                stdin=asyncio.subprocess.PIPE,
+                env=os.environ | {"TOKENIZERS_PARALLELISM": "false"},
+                pass_fds=(recording.file,),
+            )
+        except BaseException:
+            socket.close()
+            recording.close()
+            raise
+        return cls(process, socket, file, recording)
 
     @property
     def pid(self) -> int | None:
@@ -82,12 +130,19 @@ class ProcessConnection:
             await asyncio.wait({self._hearing}, timeout=0.2)
         if self._hearing.done():
             data, self._hearing = self._hearing.result(), None
-            message: FromEngine = from_engine.decode(data)
-            return message
-        raise EngineGone(_how(self._process.returncode))
+            return decoded(data)
+        raise self._killed or _gone(self._process.returncode)
+
+    def reading(self) -> Reading | None:
+        return self._recording.read()
+
+    def kill(self, why: str, cause: Cause) -> None:
+        if self._process.returncode is None:
+            self._killed = EngineGone(why, cause)
+            self._process.kill()
 
     async def close(self, grace: float) -> None:
-        if self._process.returncode is None:
+        if self._process.returncode is None and grace:
             self.send(Shutdown())
             await asyncio.wait({self._ended}, timeout=grace)
         if self._process.returncode is None:
@@ -96,12 +151,42 @@ class ProcessConnection:
         if self._hearing is not None:
             self._hearing.cancel()
         self._socket.close()
+        self._recording.close()
         self._file.unlink(missing_ok=True)
 
 
-def _how(code: int | None) -> str:
+def decoded(data: bytes) -> FromEngine:
+    """A message; raises Garbled where only a part of it is as agreed, EngineGone where none is."""
+    try:
+        message: FromEngine = from_engine.decode(data)
+        return message
+    except msgspec.DecodeError as error:
+        try:
+            raw = msgspec.msgpack.decode(data)
+            step, bad = Step(), list[int]()
+            for kind, parts, good in (
+                (RowTokens, raw.get("rows", ()), step.rows),
+                (Prefilled, raw.get("prefilled", ()), step.prefilled),
+                (PromptLogprobs, raw.get("prompt_logprobs", ()), step.prompt_logprobs),
+            ):
+                _sort(kind, parts, good, bad)
+        except Exception:
+            raise EngineGone(f"it sent what is no message ({error})", Cause.OUTSIDE) from None
+        raise Garbled(step, bad) from error
+
+
+def _sort(kind: type[Any], parts: Any, good: list[Any], bad: list[int]) -> None:
+    for part in parts:
+        try:
+            good.append(msgspec.convert(part, kind))
+        except msgspec.ValidationError:
+            bad.append(int(part[0]))
+
+
+def _gone(code: int | None) -> EngineGone:
     if code is None:
-        return "it closed its connection"
+        return EngineGone("it closed its connection")
     if code < 0:
-        return f"it was killed by signal {-code}"
-    return f"it ended with status {code}"
+        cause = Cause.KILL if -code in _SENT_BY_OTHERS else Cause.CRASH
+        return EngineGone(f"it was killed by signal {-code}", cause)
+    return EngineGone(f"it ended with status {code}")

@@ -24,12 +24,15 @@ Item = RowTokens | PromptLogprobs
 class InFlight:
     def __init__(
         self,
+        id: str,
         submit: Submit,
         abandon: Callable[[InFlight], None],
         *,
         idle: float,
         endpoint: str = "",
     ) -> None:
+        self.id = id
+        """What the client calls it."""
         self.submit = submit
         self.endpoint = endpoint
         self.generated: dict[int, list[int]] = {c.index: list(c.generated) for c in submit.choices}
@@ -54,7 +57,8 @@ class InFlight:
         self._idle = idle
 
     @property
-    def id(self) -> str:
+    def number(self) -> int:
+        """What the engine calls it."""
         return self.submit.id
 
     @property

@@ -8,8 +8,10 @@ import threading
 from millrace.config import EngineConfig
 from millrace.engine.transport import ThreadTransport
 from millrace.errors import MillraceError
+from millrace.flight import Reading
 from millrace.protocol import Failed, FromEngine, Shutdown, ToEngine
 from millrace.serving.connection import EngineGone
+from millrace.serving.suspicion import Cause
 
 
 class ThreadConnection:
@@ -34,6 +36,12 @@ class ThreadConnection:
         if isinstance(item, EngineGone):
             raise item
         return item
+
+    def reading(self) -> Reading | None:
+        return None
+
+    def kill(self, why: str, cause: Cause) -> None:
+        """A thread cannot be ended from outside; nobody watches it, so nobody asks."""
 
     async def close(self, grace: float) -> None:
         self.send(Shutdown())

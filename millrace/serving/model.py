@@ -114,7 +114,7 @@ class ServedModel:
         if request.ignore_eos:
             ends = frozenset()
         return Submit(
-            id=request.id,
+            id=0,
             prompt=request.prompt,
             choices=[Choice(k, derive(seed, k) if k else seed) for k in range(request.n)],
             max_tokens=self.budget(request),
@@ -132,7 +132,9 @@ class ServedModel:
         )
 
     def _start(self, request: Request, submit: Submit) -> Running:
-        active = self.client.submit(submit, endpoint=request.endpoint, timeout=request.timeout)
+        active = self.client.submit(
+            request.id, submit, endpoint=request.endpoint, timeout=request.timeout
+        )
         return Running(self.client, active, [self._pipeline(request) for _ in submit.choices])
 
     def _pipeline(self, request: Request) -> ChoicePipeline:

@@ -21,7 +21,7 @@ from millrace.engine.sampling import HostSampling, SamplingBackend
 from millrace.engine.transport import ThreadTransport
 from millrace.protocol import Failed, FromEngine, Prefilled, Step, Submit, ToEngine, TokenLogprob
 
-Key = tuple[str, int]
+Key = tuple[int, int]
 
 
 class Bench:
@@ -40,14 +40,14 @@ class Bench:
         """`cache` is the prefix cache's memory in bytes; None goes without."""
         self.generated: dict[Key, list[int]] = {}
         self.finish: dict[Key, str] = {}
-        self.failed: dict[str | None, Failed] = {}
-        self.prefilled: dict[str, int] = {}
+        self.failed: dict[int | None, Failed] = {}
+        self.prefilled: dict[int, int] = {}
         self.logprobs: dict[Key, list[TokenLogprob]] = {}
-        self.prompt_logprobs: dict[str, list[TokenLogprob]] = {}
+        self.prompt_logprobs: dict[int, list[TokenLogprob]] = {}
         self.transport = ThreadTransport(self._deliver)
         settings = EngineConfig(model="tiny", name="tiny", **config)
         sampler = Sampler(backend or HostSampling())
-        self.found: dict[str, Prefilled] = {}
+        self.found: dict[int, Prefilled] = {}
         self.cache: PrefixCache | None = None
         cache_use = None
         if cache is not None:

@@ -12,6 +12,9 @@ from tiny import SHAPES, build
 
 from millrace.protocol import Choice, Sampling, Submit, TokenLogprob
 
+A, B = range(100, 102)
+"""Ids of requests."""
+
 
 @pytest.fixture(scope="module", params=["llama", "gemma3_text", "qwen3_next"])
 def model(request: pytest.FixtureRequest) -> Any:
@@ -37,7 +40,7 @@ def test_generated_and_prompt_tokens(model: Any) -> None:
     prompts = [[3, 50, 7, 7, 90] * 60, [8, 1, 2]]
     submits = [
         Submit(
-            str(i),
+            i,
             p,
             [Choice(0, i)],
             12,
@@ -50,18 +53,16 @@ def test_generated_and_prompt_tokens(model: Any) -> None:
     bench = Bench(model, prefill_chunk=200)
     generated = bench.run(submits, turns=2)
     for i, prompt in enumerate(prompts):
-        tokens = [*prompt, *generated[str(i), 0]]
+        tokens = [*prompt, *generated[i, 0]]
         table = _table(model, tokens)
         first = len(prompt)
-        _check(bench.prompt_logprobs[str(i)], prompt[1:], table[: first - 1], (0, 2)[i])
-        _check(bench.logprobs[str(i), 0], tokens[first:], table[first - 1 : -1], (3, 0)[i])
+        _check(bench.prompt_logprobs[i], prompt[1:], table[: first - 1], (0, 2)[i])
+        _check(bench.logprobs[i, 0], tokens[first:], table[first - 1 : -1], (3, 0)[i])
 
 
 def test_rows_that_did_not_ask_get_none(model: Any) -> None:
     bench = Bench(model)
-    bench.run(
-        [Submit("a", [1, 2], [Choice(0, 0)], 4), Submit("b", [1], [Choice(0, 0)], 4, logprobs=1)]
-    )
-    assert bench.logprobs["a", 0] == []
-    assert len(bench.logprobs["b", 0]) == 4
+    bench.run([Submit(A, [1, 2], [Choice(0, 0)], 4), Submit(B, [1], [Choice(0, 0)], 4, logprobs=1)])
+    assert bench.logprobs[A, 0] == []
+    assert len(bench.logprobs[B, 0]) == 4
     assert bench.prompt_logprobs == {}

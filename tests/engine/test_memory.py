@@ -12,6 +12,9 @@ from tiny import SHAPES, VOCAB, build
 from millrace.engine.memory import Budget
 from millrace.protocol import Choice, Sampling, Submit
 
+BIG, SMALL = range(100, 102)
+"""Ids of requests."""
+
 
 @pytest.fixture(scope="module", params=list(SHAPES))
 def model(request: pytest.FixtureRequest) -> Any:
@@ -37,11 +40,11 @@ def test_pre_empted_rows_finish_as_if_undisturbed(model: Any, kept: bool) -> Non
 
     bench.engine._leave = counted  # type: ignore[method-assign]
     generated = bench.run(
-        Submit(str(i), p, [Choice(0, i)], 340, Sampling(temperature=0.0), priority=i % 2)
+        Submit(i, p, [Choice(0, i)], 340, Sampling(temperature=0.0), priority=i % 2)
         for i, p in enumerate(prompts)
     )
     for i, prompt in enumerate(prompts):
-        assert generated[str(i), 0] == greedy_alone(model, prompt, 340)
+        assert generated[i, 0] == greedy_alone(model, prompt, 340)
     if each.per_token:
         assert sum(left) > 0, "nothing was pre-empted: the test is too easy"
 
@@ -51,9 +54,9 @@ def test_a_prompt_that_can_never_fit_is_refused(model: Any) -> None:
     if not each.per_token:
         pytest.skip("this shape's state does not grow")
     bench = Bench(model, budget=Budget(each, each.row(300)))
-    bench.put(Submit("big", [1] * 2000, [Choice(0, 0)], 4))
-    bench.put(Submit("small", [1] * 20, [Choice(0, 0)], 4))
+    bench.put(Submit(BIG, [1] * 2000, [Choice(0, 0)], 4))
+    bench.put(Submit(SMALL, [1] * 20, [Choice(0, 0)], 4))
     bench.engine.turn()
     bench.drain()
-    assert "--kv-memory" in bench.failed["big"].message
-    assert len(bench.generated["small", 0]) == 4
+    assert "--kv-memory" in bench.failed[BIG].message
+    assert len(bench.generated[SMALL, 0]) == 4

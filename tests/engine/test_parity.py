@@ -16,6 +16,9 @@ from millrace.engine.prefill import whole
 from millrace.engine.sampling import DeviceSampling
 from millrace.protocol import Abort, AbortChoice, Choice, Sampling, Submit
 
+A, LATE = range(100, 102)
+"""Ids of requests."""
+
 GREEDY = Sampling(temperature=0.0)
 
 
@@ -37,14 +40,14 @@ def test_greedy_rows_equal_the_plain_loop(model: Any) -> None:
     bench = Bench(model, prefill_chunk=13, max_running=4)
     generated = bench.run(
         (
-            Submit(str(i), p, [Choice(0, i)], n, GREEDY)
+            Submit(i, p, [Choice(0, i)], n, GREEDY)
             for i, (p, n) in enumerate(zip(prompts, lengths, strict=True))
         ),
         turns=3,
     )
     for i, (prompt, n) in enumerate(zip(prompts, lengths, strict=True)):
-        assert generated[str(i), 0] == greedy_alone(model, prompt, n)
-        assert bench.finish[str(i), 0] == "length"
+        assert generated[i, 0] == greedy_alone(model, prompt, n)
+        assert bench.finish[i, 0] == "length"
 
 
 @pytest.fixture
@@ -67,22 +70,22 @@ def test_chunks_in_lanes_equal_the_plain_loop(model: Any, cores: int, cut: list[
     lengths = (60, 50, 64, 90, 41, 700, 210, 3)
     prompts = [[dice.randrange(VOCAB) for _ in range(n)] for n in lengths]
     bench = Bench(model, cache=1 << 28, forward=CpuPipeline(cores).forward, prefill_chunk=600)
-    submits = [Submit(str(i), p, [Choice(0, i)], 9, GREEDY) for i, p in enumerate(prompts)]
+    submits = [Submit(i, p, [Choice(0, i)], 9, GREEDY) for i, p in enumerate(prompts)]
     generated = bench.run(submits, turns=2)
     for i, prompt in enumerate(prompts):
-        assert generated[str(i), 0] == greedy_alone(model, prompt, 9)
+        assert generated[i, 0] == greedy_alone(model, prompt, 9)
     assert cut
 
 
 def test_prompt_logprobs_in_lanes_are_all_there(model: Any, cut: list[int]) -> None:
     dice = random.Random(4)
     prompt = [dice.randrange(VOCAB) for _ in range(300)]
-    asked = Submit("a", prompt, [Choice(0, 1)], 2, GREEDY, prompt_logprobs=1)
+    asked = Submit(A, prompt, [Choice(0, 1)], 2, GREEDY, prompt_logprobs=1)
     reported = []
     for forward in (whole, CpuPipeline(2).forward):
         bench = Bench(model, forward=forward)
         bench.run([asked])
-        reported.append([(t.token, t.logprob) for t in bench.prompt_logprobs["a"]])
+        reported.append([(t.token, t.logprob) for t in bench.prompt_logprobs[A]])
     assert [t for t, _ in reported[1]] == [t for t, _ in reported[0]] == prompt[1:]
     assert [p for _, p in reported[1]] == pytest.approx([p for _, p in reported[0]], abs=1e-4)
     assert cut
@@ -91,7 +94,7 @@ def test_prompt_logprobs_in_lanes_are_all_there(model: Any, cut: list[int]) -> N
 def test_sampled_rows_depend_on_their_own_seed_alone(model: Any) -> None:
     submits = [
         Submit(
-            str(i),
+            i,
             prompt,
             [Choice(0, i), Choice(1, 100 + i)],
             12,
@@ -109,27 +112,27 @@ def test_sampled_rows_depend_on_their_own_seed_alone(model: Any) -> None:
 def test_a_resume_goes_on_as_if_nothing_had_happened(model: Any) -> None:
     prompt = _prompts(1, 40, seed=3)[0]
     drawn = Sampling(temperature=1.0, top_p=0.95)
-    undisturbed = Bench(model).run([Submit("a", prompt, [Choice(0, 5)], 20, drawn)])["a", 0]
+    undisturbed = Bench(model).run([Submit(A, prompt, [Choice(0, 5)], 20, drawn)])[A, 0]
     for cut in (1, 7, 19):
-        resumed = Submit("a", prompt, [Choice(0, 5, undisturbed[:cut])], 20, drawn)
-        assert Bench(model).run([resumed])["a", 0] == undisturbed[cut:]
+        resumed = Submit(A, prompt, [Choice(0, 5, undisturbed[:cut])], 20, drawn)
+        assert Bench(model).run([resumed])[A, 0] == undisturbed[cut:]
 
 
 def test_aborts_leave_the_others_untouched(model: Any) -> None:
     prompts = _prompts(4, 40, seed=4)
     bench = Bench(model, prefill_chunk=8)
     for i, prompt in enumerate(prompts):
-        bench.put(Submit(str(i), prompt, [Choice(0, i), Choice(1, i)], 25, GREEDY), turns=4)
-    bench.put(Abort("1"), turns=1)
-    bench.put(AbortChoice("2", 0), turns=1)
-    bench.put(Submit("late", prompts[0], [Choice(0, 0)], 9, GREEDY))
-    bench.put(Abort("late"), turns=1)
+        bench.put(Submit(i, prompt, [Choice(0, i), Choice(1, i)], 25, GREEDY), turns=4)
+    bench.put(Abort(1), turns=1)
+    bench.put(AbortChoice(2, 0), turns=1)
+    bench.put(Submit(LATE, prompts[0], [Choice(0, 0)], 9, GREEDY))
+    bench.put(Abort(LATE), turns=1)
     bench.drain()
-    for id, choice in (("0", 0), ("0", 1), ("2", 1), ("3", 0), ("3", 1)):
-        assert bench.generated[id, choice] == greedy_alone(model, prompts[int(id)], 25)
-    assert ("1", 0) not in bench.finish
-    assert ("2", 0) not in bench.finish
-    assert ("late", 0) not in bench.finish
+    for id, choice in ((0, 0), (0, 1), (2, 1), (3, 0), (3, 1)):
+        assert bench.generated[id, choice] == greedy_alone(model, prompts[id], 25)
+    assert (1, 0) not in bench.finish
+    assert (2, 0) not in bench.finish
+    assert (LATE, 0) not in bench.finish
 
 
 def test_a_stop_token_ends_the_row_and_is_reported(model: Any) -> None:
@@ -137,6 +140,6 @@ def test_a_stop_token_ends_the_row_and_is_reported(model: Any) -> None:
     free = greedy_alone(model, prompt, 30)
     stop = free[10]
     bench = Bench(model)
-    generated = bench.run([Submit("a", prompt, [Choice(0, 0)], 30, GREEDY, [stop])])["a", 0]
+    generated = bench.run([Submit(A, prompt, [Choice(0, 0)], 30, GREEDY, [stop])])[A, 0]
     assert generated == free[: free.index(stop) + 1]
-    assert bench.finish["a", 0] == "stop"
+    assert bench.finish[A, 0] == "stop"

@@ -15,6 +15,9 @@ from millrace.engine.row import Row
 from millrace.engine.sampling import DeviceSampling
 from millrace.protocol import Choice, Sampling, Submit
 
+A, B, C = range(100, 103)
+"""Ids of requests."""
+
 PROMPT = [5, 9, 70, 3, 9, 44, 9]
 
 
@@ -24,8 +27,8 @@ def model() -> Any:
 
 
 def _one(model: Any, sampling: Sampling, count: int = 24, **more: Any) -> list[int]:
-    submit = Submit("a", PROMPT, [Choice(0, 7)], count, sampling, **more)
-    return Bench(model).run([submit])["a", 0]
+    submit = Submit(A, PROMPT, [Choice(0, 7)], count, sampling, **more)
+    return Bench(model).run([submit])[A, 0]
 
 
 SIXTEEN = [
@@ -50,12 +53,12 @@ SIXTEEN = [
 
 def test_sixteen_parameter_sets_at_once_each_as_alone(model: Any) -> None:
     submits = [
-        Submit(str(i), PROMPT[: 2 + i % 6], [Choice(0, 100 + i)], 20, s, [1, 2, 60], logprobs=i % 3)
+        Submit(i, PROMPT[: 2 + i % 6], [Choice(0, 100 + i)], 20, s, [1, 2, 60], logprobs=i % 3)
         for i, s in enumerate(SIXTEEN)
     ]
     together = dict(Bench(model, prefill_chunk=4).run(submits, turns=1))
     for submit in submits:
-        alone = Bench(model).run([submit])["".join(submit.id), 0]
+        alone = Bench(model).run([submit])[submit.id, 0]
         assert alone == together[submit.id, 0], submit.sampling
         on_device = Bench(model, DeviceSampling()).run([submit])[submit.id, 0]
         assert on_device == alone, submit.sampling
@@ -86,20 +89,20 @@ def test_frequency_grows_with_every_use(model: Any) -> None:
 def test_repetition_looks_at_the_whole_context(model: Any) -> None:
     prompt = [77] + [6] * 400
     submit = Submit(
-        "a",
+        A,
         prompt,
         [Choice(0, 0)],
         1,
         Sampling(temperature=0.0, repetition_penalty=1e6, logit_bias={77: 50.0}),
     )
-    alone = Submit("b", prompt, [Choice(0, 0)], 1, Sampling(temperature=0.0, logit_bias={77: 50.0}))
-    assert Bench(model).run([alone])["b", 0] == [77]
+    alone = Submit(B, prompt, [Choice(0, 0)], 1, Sampling(temperature=0.0, logit_bias={77: 50.0}))
+    assert Bench(model).run([alone])[B, 0] == [77]
     # The bias is added after the division, so what is left of the logit is the bias alone.
-    plain = Bench(model).run([submit])["a", 0]
+    plain = Bench(model).run([submit])[A, 0]
     assert plain == [77]
     far = Sampling(temperature=0.0, repetition_penalty=1e6)
     raw = model(mx.array([prompt], mx.int32))[0, -1]
-    generated = Bench(model).run([Submit("c", prompt, [Choice(0, 0)], 1, far)])["c", 0][0]
+    generated = Bench(model).run([Submit(C, prompt, [Choice(0, 0)], 1, far)])[C, 0][0]
     unseen = [i for i in range(VOCAB) if i not in set(prompt)]
     best = max(unseen, key=lambda i: float(raw[i]))
     assert generated == best
@@ -118,7 +121,7 @@ def test_xtc_takes_the_top_choices_away() -> None:
     wanted = pytest.approx([0.4, 0.0, 0.2, 0.06, 0.04])
     kept = filters.without_top_choices(weights, 0.1, np.array([0]))
     assert kept.tolist() == wanted, "0 ends the row and stays"
-    request = Submit("a", [1], [Choice(0, 0)], 4, Sampling(xtc_threshold=0.1), [0])
+    request = Submit(A, [1], [Choice(0, 0)], 4, Sampling(xtc_threshold=0.1), [0])
     row = Row.of(request, request.choices[0], 0.0)
     assert np.array(filters._xtc(mx.array(weights)[None], row))[0].tolist() == wanted
 
@@ -135,7 +138,7 @@ def test_draws_follow_the_distribution(model: Any) -> None:
     p = np.exp(logits - logits.max())
     p /= p.sum()
     submits = [
-        Submit(str(i), PROMPT, [Choice(k, 1000 * i + k) for k in range(100)], 1, Sampling())
+        Submit(i, PROMPT, [Choice(k, 1000 * i + k) for k in range(100)], 1, Sampling())
         for i in range(20)
     ]
     generated = Bench(model, max_running=200).run(submits)

@@ -14,6 +14,9 @@ from tiny import VOCAB, build
 from millrace.engine.speculation import HOPEFUL, RUNS, Guess, Guesser, Lookup, Speculation
 from millrace.protocol import Abort, Choice, Sampling, Submit
 
+AGAIN, GONE, OTHER, STOPS = range(100, 104)
+"""Ids of requests."""
+
 TEXT = st.lists(st.integers(0, 3), max_size=40)
 
 
@@ -96,24 +99,24 @@ def test_greedy_rows_equal_the_plain_loop(model: Any) -> None:
     bench = _bench(model)
     prompts = _prompts(6)
     for i, prompt in enumerate(prompts):
-        bench.put(Submit(f"{i}", prompt, [Choice(0, i)], 40 - i, Sampling(temperature=0.0)), i % 3)
+        bench.put(Submit(i, prompt, [Choice(0, i)], 40 - i, Sampling(temperature=0.0)), i % 3)
     bench.engine.turn()
     bench.drain()
     for i, prompt in enumerate(prompts):
-        assert bench.generated[f"{i}", 0] == greedy_alone(model, prompt, 40 - i)
-        assert bench.finish[f"{i}", 0] == "length"
+        assert bench.generated[i, 0] == greedy_alone(model, prompt, 40 - i)
+        assert bench.finish[i, 0] == "length"
 
 
 def test_seeds_mean_the_same_with_and_without(model: Any) -> None:
     hot = Sampling(temperature=0.7, top_k=8)
-    submits = [Submit(f"{i}", p, [Choice(0, i)], 30, hot) for i, p in enumerate(_prompts(4))]
+    submits = [Submit(i, p, [Choice(0, i)], 30, hot) for i, p in enumerate(_prompts(4))]
     assert _bench(model).run(submits) == Bench(model).run(submits)
 
 
 def test_rows_that_cannot_guess_sit_beside_those_that_do(model: Any) -> None:
     plain, scored = Sampling(temperature=0.0), Sampling(temperature=0.0, repetition_penalty=1.2)
     submits = [
-        Submit(f"{i}", p, [Choice(0, i)], 25, scored if i % 2 else plain, logprobs=i % 3 or None)
+        Submit(i, p, [Choice(0, i)], 25, scored if i % 2 else plain, logprobs=i % 3 or None)
         for i, p in enumerate(_prompts(5))
     ]
     with_guesses, without = _bench(model), Bench(model)
@@ -127,16 +130,16 @@ def test_stops_and_aborts_in_the_middle_of_guesses(model: Any) -> None:
     prompt = _prompts(2)[1]
     whole = greedy_alone(model, prompt, 30)
     bench = _bench(model, cache=1 << 26)
-    bench.put(Submit("other", prompt, [Choice(0, 1)], 30, Sampling(temperature=0.0)), 3)
-    bench.put(Submit("gone", prompt, [Choice(0, 1)], 30, Sampling(temperature=0.0)), 3)
-    bench.put(Abort("gone"))
+    bench.put(Submit(OTHER, prompt, [Choice(0, 1)], 30, Sampling(temperature=0.0)), 3)
+    bench.put(Submit(GONE, prompt, [Choice(0, 1)], 30, Sampling(temperature=0.0)), 3)
+    bench.put(Abort(GONE))
     stop = whole[10]
-    ends = Submit("stops", prompt, [Choice(0, 1)], 30, Sampling(temperature=0.0), stop_ids=[stop])
+    ends = Submit(STOPS, prompt, [Choice(0, 1)], 30, Sampling(temperature=0.0), stop_ids=[stop])
     bench.run([ends])
-    assert bench.generated["other", 0] == whole
-    assert bench.generated["stops", 0] == whole[: whole.index(stop) + 1]
-    assert bench.finish["stops", 0] == "stop"
-    again = Submit("again", [*prompt, *whole], [Choice(0, 1)], 5, Sampling(temperature=0.0))
+    assert bench.generated[OTHER, 0] == whole
+    assert bench.generated[STOPS, 0] == whole[: whole.index(stop) + 1]
+    assert bench.finish[STOPS, 0] == "stop"
+    again = Submit(AGAIN, [*prompt, *whole], [Choice(0, 1)], 5, Sampling(temperature=0.0))
     bench.run([again])
-    assert bench.generated["again", 0] == greedy_alone(model, [*prompt, *whole], 5)
-    assert bench.found["again"].cached >= len(prompt) + 28
+    assert bench.generated[AGAIN, 0] == greedy_alone(model, [*prompt, *whole], 5)
+    assert bench.found[AGAIN].cached >= len(prompt) + 28

@@ -1,0 +1,248 @@
+"""Whom an engine's deaths are blamed on, in a simulated engine that dies as its requests tell it to."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.serving.suspicion import Cause, Milestone, Suspicion
+
+
+@dataclass
+class Job:
+    """A request: so many chunks of prompt, so many tokens, and maybe a point that ends the engine."""
+
+    chunks: int
+    tokens: int
+    arrives: int = 0
+    dies_at_chunk: int | None = None
+    dies_at_token: int | None = None
+    done: int = 0
+    ran: int = 0
+    decoding: bool = False
+    outcome: str = ""
+
+    @property
+    def poisoned(self) -> bool:
+        return self.dies_at_chunk is not None or self.dies_at_token is not None
+
+    @property
+    def standing(self) -> Milestone:
+        return Milestone(self.done, self.ran, self.decoding)
+
+
+class World:
+    """An engine that alternates chunks and steps, and a front that starts it again."""
+
+    def __init__(self, jobs: list[Job], names: str = "exact", slots: int = 32) -> None:
+        self.suspicion = Suspicion()
+        self.jobs = dict(enumerate(jobs))
+        self.names = names
+        self.slots = slots
+        self.engine: list[int] = []
+        self.crashes = 0
+        self.ticks = 0
+        self.together = 0
+        """The most requests that decoded in one step since the last death."""
+
+    def run(self, kills: list[tuple[int, Cause]], limit: int = 20_000) -> None:
+        gaps = iter(kills)
+        gap, cause = next(gaps, (limit, Cause.KILL))
+        since = 0
+        while any(not j.outcome for j in self.jobs.values()):
+            self.ticks += 1
+            assert self.ticks < limit, "somebody waits for ever"
+            since += 1
+            self.hand_over()
+            named = self.work()
+            if named is not None:
+                self.crashes += 1
+                self.die(named, Cause.CRASH)
+            elif since >= gap:
+                self.die(self.named(self.next_work()), cause)
+                gap, cause = next(gaps, (limit, Cause.KILL))
+                since = 0
+
+    def hand_over(self) -> None:
+        waiting = [r for r, j in self.jobs.items() if not j.outcome and j.arrives <= self.ticks]
+        first = [r for r in self.suspicion.on_trial if r in waiting]
+        for request in [*first, *(r for r in waiting if r not in first)]:
+            job = self.jobs[request]
+            if request not in self.engine and self.suspicion.may_run(request, job.standing):
+                job.ran, job.decoding = 0, False
+                self.engine.append(request)
+
+    def next_work(self) -> list[int]:
+        running = self.engine[: self.slots]
+        prefill = [r for r in running if self.jobs[r].ran < self.jobs[r].chunks]
+        rows = [r for r in running if r not in prefill]
+        return prefill[:1] if prefill and (self.ticks % 2 or not rows) else rows
+
+    def named(self, work: list[int]) -> list[int]:
+        return [] if self.names == "none" else work
+
+    def work(self) -> list[int] | None:
+        """A turn; the requests that the recorder names if the engine dies of it."""
+        work = self.next_work()
+        for request in work:
+            job = self.jobs[request]
+            prefill = job.ran < job.chunks
+            if job.dies_at_chunk == job.ran if prefill else job.dies_at_token == job.done:
+                return self.named(work)
+        for request in work:
+            job = self.jobs[request]
+            if job.ran < job.chunks:
+                job.ran += 1
+            else:
+                job.done += 1
+                job.decoding = True
+            self.suspicion.progressed(request, job.standing)
+            if job.done == job.tokens:
+                self.end(request, "ok")
+        return None
+
+    def die(self, named: list[int], cause: Cause) -> None:
+        in_flight = {r: self.jobs[r].standing for r in self.engine}
+        self.engine = []
+        for request in self.suspicion.died(in_flight, named, cause):
+            self.end(request, "error")
+
+    def end(self, request: int, outcome: str) -> None:
+        self.jobs[request].outcome = outcome
+        self.suspicion.ended(request)
+        if request in self.engine:
+            self.engine.remove(request)
+
+
+def jobs(poisoned: bool) -> st.SearchStrategy[Job]:
+    place = st.none() | st.integers(0, 4)
+    return st.builds(
+        lambda chunks, tokens, arrives, chunk, token: Job(
+            chunks,
+            tokens,
+            arrives,
+            min(chunk, chunks - 1) if poisoned and chunk is not None else None,
+            min(token or 0, tokens - 1) if poisoned and chunk is None else None,
+        ),
+        st.integers(1, 5),
+        st.integers(1, 60),
+        st.integers(0, 80),
+        place,
+        place,
+    )
+
+
+def mixed(healthy: int, poisoned: int) -> st.SearchStrategy[list[Job]]:
+    return st.tuples(
+        st.lists(jobs(False), max_size=healthy), st.lists(jobs(True), max_size=poisoned)
+    ).flatmap(lambda both: st.permutations(both[0] + both[1]))
+
+
+@given(mixed(12, 5), st.sampled_from(["exact", "none"]))
+def test_the_poisoned_end_and_nobody_else(given_jobs: list[Job], names: str) -> None:
+    world = World(given_jobs, names)
+    world.run([])
+    for job in world.jobs.values():
+        assert job.outcome == ("error" if job.poisoned else "ok"), job
+    poisoned = sum(j.poisoned for j in given_jobs)
+    assert world.crashes <= poisoned * (2 * math.log2(len(given_jobs) + 1) + 6)
+
+
+@given(
+    mixed(10, 0),
+    st.lists(
+        st.tuples(st.integers(24, 60), st.sampled_from([Cause.KILL, Cause.OUTSIDE])), max_size=100
+    ),
+    st.sampled_from(["exact", "none"]),
+)
+def test_kills_from_outside_fail_nobody(
+    given_jobs: list[Job], kills: list[tuple[int, Cause]], names: str
+) -> None:
+    world = World(given_jobs, names)
+    world.run(kills)
+    assert all(job.outcome == "ok" for job in given_jobs)
+
+
+@given(
+    mixed(8, 4),
+    st.lists(
+        st.tuples(st.integers(24, 60), st.sampled_from([Cause.KILL, Cause.OUTSIDE])), max_size=30
+    ),
+)
+def test_kills_beside_poisoned_requests(
+    given_jobs: list[Job], kills: list[tuple[int, Cause]]
+) -> None:
+    world = World(given_jobs)
+    world.run(kills)
+    for job in world.jobs.values():
+        assert job.outcome == ("error" if job.poisoned else "ok"), job
+
+
+@given(mixed(6, 3), st.integers(1, 3))
+def test_few_slots_change_nothing(given_jobs: list[Job], slots: int) -> None:
+    world = World(given_jobs, slots=slots)
+    world.run([])
+    for job in world.jobs.values():
+        assert job.outcome == ("error" if job.poisoned else "ok"), job
+
+
+def test_a_poisoned_prompt_is_found_in_two_deaths() -> None:
+    healthy = [Job(2, 40) for _ in range(8)]
+    world = World([*healthy, Job(3, 5, 20, dies_at_chunk=1)])
+    world.run([])
+    assert world.crashes == 2
+
+
+def test_five_poisoned_prompts_beside_eight_streams() -> None:
+    healthy = [Job(2, 60) for _ in range(8)]
+    world = World([*healthy, *(Job(1, 5, 10, dies_at_chunk=0) for _ in range(5))])
+    world.run([])
+    assert world.crashes == 10
+    assert [j.outcome for j in world.jobs.values()] == ["ok"] * 8 + ["error"] * 5
+
+
+def test_everybody_goes_back_in_at_once_after_a_death() -> None:
+    suspicion = Suspicion()
+    standing = Milestone(5, 1, True)
+    assert suspicion.died(dict.fromkeys(range(8), standing), range(8), Cause.CRASH) == {}
+    assert all(suspicion.may_run(r, standing) for r in range(9))
+
+
+def test_halves_take_turns_while_others_run() -> None:
+    suspicion = Suspicion()
+    standing = Milestone(5, 1, True)
+    for _ in range(2):
+        suspicion.died(dict.fromkeys(range(8), standing), [], Cause.CRASH)
+    assert [suspicion.may_run(r, standing) for r in range(8)] == [True] * 4 + [False] * 4
+    assert suspicion.may_run(8, Milestone()), "newcomers run"
+    further = Milestone(6, 2, True)
+    assert [suspicion.progressed(r, further) for r in range(4)] == [False, False, False, True]
+    assert all(suspicion.may_run(r, standing) for r in range(8))
+
+
+def test_being_frozen_blames_nobody() -> None:
+    suspicion = Suspicion()
+    for _ in range(50):
+        assert suspicion.died({1: Milestone(5, 1, True)}, [1], Cause.OUTSIDE) == {}
+        assert suspicion.may_run(1, Milestone(5))
+
+
+def test_the_fourth_kill_in_the_same_place_ends_the_one_that_was_named() -> None:
+    suspicion = Suspicion()
+    in_flight = {1: Milestone(0, 3), 2: Milestone(8, 4, True)}
+    ends = [suspicion.died(in_flight, [1], Cause.KILL) for _ in range(4)]
+    assert ends == [{}, {}, {}, {1: 4}]
+
+
+def test_real_progress_forgets() -> None:
+    suspicion = Suspicion()
+    for made in itertools.islice(itertools.count(5, 16), 40):
+        assert suspicion.died({1: Milestone(made, 1, True)}, [1], Cause.CRASH) == {}
+        suspicion.progressed(1, Milestone(made + 16, 1, True))
+    assert suspicion.died({1: Milestone(1000, 1, True)}, [1], Cause.CRASH) == {}
+    suspicion.progressed(1, Milestone(1001, 1, True))
+    assert suspicion.died({1: Milestone(1001, 1, True)}, [1], Cause.CRASH) == {1: 2}

@@ -1,0 +1,111 @@
+"""A watch sees the frozen and the stuck, in simulated time, and blames nobody for its own sleep."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from millrace.flight import LOAD_PATIENCE, MOST_NAMED, Reading, Recording, SharedRecorder
+from millrace.serving.watch import Pulse, Watch
+
+BUSY = Reading(beats=1, progress=1, patience=2.0)
+
+
+class Engine:
+    """What a recorder would show, second by second."""
+
+    def __init__(self, computes: float | None = None) -> None:
+        self.now, self.beats, self.progress, self.computed = 100.0, 1, 1, 0.0
+        self.patience: float | None = 2.0
+        self.watch = Watch((lambda: self.computed) if computes is not None else lambda: None)
+        self._computes = computes or 0.0
+        self.look(0)
+
+    def look(self, seconds: float) -> Pulse:
+        self.now += seconds
+        self.computed += seconds * self._computes
+        reading = Reading(self.beats, self.progress, self.patience)
+        return self.watch.look(self.now, reading)
+
+    def until(self, pulse: Pulse, beating: bool, moving: bool, limit: int = 1000) -> int:
+        for second in range(1, limit):
+            self.beats += 2 * beating
+            self.progress += moving
+            if self.look(1.0) is pulse:
+                return second
+        raise AssertionError("it was not noticed")
+
+
+def test_a_frozen_engine_is_noticed_in_time() -> None:
+    engine = Engine()
+    assert engine.until(Pulse.QUIET, beating=False, moving=False) <= 5
+    assert engine.until(Pulse.FROZEN, beating=False, moving=False) <= 10
+
+
+def test_a_stuck_engine_is_noticed_after_its_patience() -> None:
+    engine = Engine()
+    assert 10 <= engine.until(Pulse.STUCK, beating=True, moving=False) <= 13
+    engine = Engine()
+    engine.patience = 60.0
+    assert 60 <= engine.until(Pulse.STUCK, beating=True, moving=False) <= 63
+
+
+@pytest.mark.parametrize("patience", [None, 2.0])
+def test_an_engine_without_work_or_with_progress_is_well(patience: float | None) -> None:
+    engine = Engine()
+    engine.patience = patience
+    with pytest.raises(AssertionError):
+        engine.until(Pulse.STUCK, beating=True, moving=patience is not None)
+
+
+def test_a_front_that_slept_blames_nobody() -> None:
+    engine = Engine()
+    for _ in range(20):
+        for _ in range(7):
+            assert engine.look(1.0) in (Pulse.WELL, Pulse.QUIET)
+        assert engine.look(3600.0) is Pulse.WELL
+
+
+def test_a_process_that_computes_is_not_frozen() -> None:
+    busy, asleep = Engine(computes=0.9), Engine(computes=0.0)
+    with pytest.raises(AssertionError):
+        busy.until(Pulse.FROZEN, beating=False, moving=False, limit=100)
+    assert asleep.until(Pulse.FROZEN, beating=False, moving=False) <= 10
+
+
+def test_a_process_gets_time_for_its_first_beat() -> None:
+    engine = Engine()
+    engine.beats = 0
+    engine.watch = Watch()
+    engine.look(0)
+    assert engine.until(Pulse.FROZEN, beating=False, moving=False) > 30
+
+
+def test_what_is_recorded_is_read() -> None:
+    recording = Recording()
+    assert recording.read() == Reading(patience=LOAD_PATIENCE)
+    recorder = SharedRecorder(recording.file)
+    recorder.working([7, 9], 2.5)
+    assert recording.read() == Reading(progress=1, patience=2.5, requests=(7, 9))
+    recorder.progress()
+    recorder.working([7, 9], 2.5)
+    assert recording.read().progress == 3
+    recorder.working([1 << 63], 1.0)
+    assert recording.read().requests == (1 << 63,)
+    recorder.working(range(MOST_NAMED + 1), 1.0)
+    assert recording.read().requests == ()
+    recorder.working(list(range(MOST_NAMED)), 1.0)
+    assert recording.read().requests == tuple(range(MOST_NAMED))
+    recorder.idle()
+    assert recording.read() == Reading(progress=6, patience=None)
+    recording.close()
+    recording.close()
+
+
+def test_the_heart_beats_by_itself() -> None:
+    recording = Recording()
+    SharedRecorder(recording.file).beat()
+    pause = threading.Event()
+    while recording.read().beats < 2:
+        pause.wait(0.05)
