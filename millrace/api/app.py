@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from millrace.api import errors, middleware
@@ -44,6 +44,7 @@ def create_app(context: Context) -> FastAPI:
     middleware.install(app, context.config, context.metrics)
     app.add_exception_handler(MillraceError, errors.respond)
     app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(ClientDisconnect, _nobody)
     app.add_exception_handler(Exception, _unexpected)
     return app
 
@@ -56,6 +57,11 @@ async def _http_error(request: Request, error: Exception) -> Response:
         ours = BadRequest(f"{request.method} {request.url.path}: {error.detail}.")
         ours.status = error.status_code
     return await errors.respond(request, ours)
+
+
+async def _nobody(request: Request, error: Exception) -> Response:
+    """A client that left while it was still sending: this reaches nobody."""
+    return Response(status_code=499)
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:

@@ -16,6 +16,7 @@ import uvicorn
 
 from millrace.api.app import create_app
 from millrace.api.context import Context
+from millrace.api.http1 import HttpProtocol
 from millrace.api.warming import warm_up
 from millrace.errors import EngineUnavailable
 from millrace.serving.registry import Registry
@@ -35,6 +36,7 @@ async def serve(
     server = _Uvicorn(
         uvicorn.Config(
             create_app(context),
+            http=HttpProtocol,
             log_config=None,
             log_level="warning",
             access_log=False,

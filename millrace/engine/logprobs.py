@@ -19,7 +19,7 @@ class Logprobs:
         self._tokens = tokens
         self._own = mx.take_along_axis(full, tokens[:, None], axis=-1)[:, 0]
         self._ids: mx.array | None = None
-        if top:
+        if top := min(top, full.shape[-1]):
             ids = mx.argpartition(-full, kth=top - 1, axis=-1)[:, :top]
             values = mx.take_along_axis(full, ids, axis=-1)
             order = mx.argsort(-values, axis=-1)

@@ -2,7 +2,7 @@
 
 Only the tokens concerned are touched, a few hundred of a vocabulary of a hundred thousand, so a row
 without such parameters pays nothing and one with them pays little. The state lives on the host and
-is kept up to date token by token.
+is kept up to date token by token. Ids outside the logits' width change nothing: no scatter gets one.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from millrace.protocol import Sampling
 
 Ids = NDArray[np.int32]
 Values = NDArray[np.float32]
+Table = tuple[Ids, Values, Values]
+_IDS = range(2**31)
+"""What an index can hold."""
 
 
 def wanted(sampling: Sampling) -> bool:
@@ -43,10 +46,12 @@ class Penalties:
         self._factor: Values = np.ones(64, np.float32)
         self._shift: Values = np.zeros(64, np.float32)
         self._counts: dict[int, int] = {}
-        self._stops = [self._reserve(t) for t in stops] if sampling.min_tokens else []
+        held_back = [t for t in stops if t in _IDS] if sampling.min_tokens else []
+        self._stops: Ids = np.unique(np.array(held_back, np.int32))
         for token, bias in sampling.logit_bias.items():
-            slot = self._reserve(token)  # first: it may put larger arrays in place
-            self._shift[slot] += bias
+            if token in _IDS:
+                slot = self._reserve(token)  # first: it may put larger arrays in place
+                self._shift[slot] += bias
         if sampling.repetition_penalty != 1.0:
             for token in set(prompt):
                 slot = self._reserve(token)
@@ -64,20 +69,20 @@ class Penalties:
         self._factor[slot] = s.repetition_penalty
         self._shift[slot] -= s.frequency_penalty + (s.presence_penalty if count == 1 else 0.0)
 
-    def active(self, generated: int) -> bool:
+    def active(self) -> bool:
         """Whether any logit changes in the next draw."""
-        if generated < self._sampling.min_tokens:
-            return True
-        return self._size > len(self._stops)
+        return self._size > 0
 
-    def table(self, generated: int) -> tuple[Ids, Values, Values]:
-        """Tokens, factors and shifts for the draw of token number `generated`."""
+    def table(self) -> Table:
+        """Tokens, factors and shifts for the next draw."""
         n = self._size
-        shift = self._shift[:n]
-        if generated < self._sampling.min_tokens and self._stops:
-            shift = shift.copy()
-            shift[self._stops] = -np.inf
-        return self._ids[:n], self._factor[:n], shift
+        return self._ids[:n], self._factor[:n], self._shift[:n]
+
+    def banned(self, generated: int, width: int) -> Ids:
+        """The stop tokens that may not be token number `generated`."""
+        if generated >= self._sampling.min_tokens:
+            return self._stops[:0]
+        return self._stops[self._stops < width]
 
     def _reserve(self, token: int) -> int:
         slot = self._slot.get(token)
@@ -92,17 +97,31 @@ class Penalties:
         return slot
 
 
-def stack(tables: list[tuple[Ids, Values, Values]]) -> tuple[Ids, Values, Values]:
-    """Tables of different lengths as rectangles; a short row repeats its first entry."""
-    width = max(len(ids) for ids, _, _ in tables)
-    shape = (len(tables), width)
+def stack(tables: list[Table], width: int) -> Table:
+    """Tables of different lengths as rectangles; a short row repeats its first entry.
+
+    Entries outside the logits' width are left out, and a row without any changes nothing.
+    """
+    sound = [_inside(table, width) for table in tables]
+    shape = (len(sound), max(len(ids) for ids, _, _ in sound))
     ids, factor, shift = (
         np.empty(shape, np.int32),
         np.empty(shape, np.float32),
         np.empty(shape, np.float32),
     )
-    for row, (i, f, s) in enumerate(tables):
+    for row, (i, f, s) in enumerate(sound):
         n = len(i)
         ids[row, :n], factor[row, :n], shift[row, :n] = i, f, s
         ids[row, n:], factor[row, n:], shift[row, n:] = i[0], f[0], s[0]
     return ids, factor, shift
+
+
+_NOTHING: Table = (np.zeros(1, np.int32), np.ones(1, np.float32), np.zeros(1, np.float32))
+
+
+def _inside(table: Table, width: int) -> Table:
+    ids, factor, shift = table
+    kept = (ids >= 0) & (ids < width)
+    if not kept.all():
+        ids, factor, shift = ids[kept], factor[kept], shift[kept]
+    return (ids, factor, shift) if len(ids) else _NOTHING

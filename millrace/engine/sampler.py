@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import mlx.core as mx
+import numpy as np
 
 from millrace.engine.grammar import masked
 from millrace.engine.logprobs import Logprobs
-from millrace.engine.penalties import stack
+from millrace.engine.penalties import Ids, stack
 from millrace.engine.row import Ahead, Row
 from millrace.engine.sampling import SamplingBackend
 from millrace.protocol import TokenLogprob
@@ -58,6 +59,7 @@ class Sampler:
         asked = logits[plan.asked_index] if plan.asked else None
         logits = _penalised(logits, [(i, rows[i]) for i in plan.penalised])
         logits = masked(logits, [(i, g) for i in plan.constrained if (g := rows[i].grammar)])
+        logits = _held_back(logits, [(i, rows[i]) for i in plan.penalised])
         tokens = self._backend.choose(logits, rows)
         for i in plan.thinking:
             if rows[i].forced:
@@ -81,16 +83,41 @@ class _DrawPlan:
 
 
 def _penalised(logits: mx.array, rows: list[tuple[int, Row | Ahead]]) -> mx.array:
-    tables = [
-        (i, r.penalties.table(r.generated))
-        for i, r in rows
-        if r.penalties and r.penalties.active(r.generated)
-    ]
+    tables = [(i, r.penalties.table()) for i, r in rows if r.penalties and r.penalties.active()]
     if not tables:
         return logits
     at = mx.array([i for i, _ in tables], mx.int32)[:, None]
-    ids, factor, shift = map(mx.array, stack([t for _, t in tables]))
+    ids, factor, shift = map(mx.array, stack([t for _, t in tables], logits.shape[-1]))
     old = logits[at, ids].astype(mx.float32)
     new = mx.where(old > 0, old / factor, old * factor) + shift
     logits[at, ids] = new.astype(logits.dtype)
     return logits
+
+
+def _held_back(logits: mx.array, rows: list[tuple[int, Row | Ahead]]) -> mx.array:
+    """The logits without stop tokens that may not come yet.
+
+    Where nothing else may come, by the grammar say, they may: a row always has a next token.
+    """
+    width = logits.shape[-1]
+    bans = [(i, r, r.penalties.banned(r.generated, width)) for i, r in rows if r.penalties]
+    sure = [(i, ids) for i, r, ids in bans if 0 < len(ids) < width and r.grammar is None]
+    if sure:
+        at, ids = _rectangle(sure)
+        logits[at, ids] = -mx.inf
+    risky = [(i, ids) for i, r, ids in bans if len(ids) == width or (len(ids) and r.grammar)]
+    if risky:
+        at, ids = _rectangle(risky)
+        free = logits[at[:, 0]]
+        banned = free[:]
+        banned[mx.arange(len(risky))[:, None], ids] = -mx.inf
+        some = mx.max(banned, axis=-1, keepdims=True) > -mx.inf
+        logits[at[:, 0]] = mx.where(some, banned, free)
+    return logits
+
+
+def _rectangle(bans: list[tuple[int, Ids]]) -> tuple[mx.array, mx.array]:
+    """Rows and their tokens, as one index; a short list repeats its first token."""
+    most = max(len(ids) for _, ids in bans)
+    full = [np.concatenate([ids, np.repeat(ids[:1], most - len(ids))]) for _, ids in bans]
+    return mx.array([i for i, _ in bans], mx.int32)[:, None], mx.array(np.stack(full))

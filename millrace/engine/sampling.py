@@ -1,7 +1,8 @@
 """Drawing tokens from logits: filters, then the inverse of the cumulative distribution.
 
 Both backends take the logits of all rows and mean the same. Ties with a filter's threshold are
-kept, so a draw does not depend on the order of equal tokens.
+kept, so a draw does not depend on the order of equal tokens. Whatever the logits are, a row gets a
+token of the vocabulary: where they are no distribution (all -inf, or inf or NaN among them), argmax.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from millrace.engine.row import Ahead, Row
 from millrace.protocol import Sampling
 
 XTC_LANE = 1
+GREEDY_BELOW = 1e-5
+"""A temperature under this is none: float32 could not tell its draws from the greatest logit."""
 Weights = NDArray[np.float32]
 Ids = NDArray[np.intp]
 
@@ -31,7 +34,7 @@ class SamplingBackend(Protocol):
 
 
 def greedy(sampling: Sampling) -> bool:
-    return sampling.temperature == 0.0 or sampling.top_k == 1
+    return sampling.temperature < GREEDY_BELOW or sampling.top_k == 1
 
 
 class HostSampling:
@@ -57,9 +60,11 @@ class HostSampling:
 
 
 def _draw(logits: Weights, row: Row | Ahead) -> int:
+    if not np.isfinite(logits.max()):
+        return int(logits.argmax())
     ids, kept = candidates(logits, row.sampling)
     if _coin(row):
-        ends = np.array(sorted(row.stop_ids), np.intp)
+        ends = np.array(_ends(row, logits.size), np.intp)
         kept = without_top_choices(kept, row.sampling.xtc_threshold, _places(ids, ends))
     mass = np.cumsum(kept, dtype=np.float64)
     at = int(np.searchsorted(mass, uniform(row.seed, row.generated) * mass[-1], side="right"))
@@ -108,6 +113,8 @@ def typical(weights: Weights, share: float) -> Weights:
     # Only the tokens of one narrow bucket need an order: the one in which the share is reached.
     bucket = np.minimum(off * 64, 4095).astype(np.int32)
     mass = np.cumsum(np.bincount(bucket, weights=p, minlength=4096))
+    if share >= mass[-1]:  # which rounding may leave below 1
+        return weights
     cut = min(int(np.searchsorted(mass, share)), 4095)
     inside = off[bucket == cut]
     order = np.argsort(inside, kind="stable")
@@ -119,7 +126,7 @@ def typical(weights: Weights, share: float) -> Weights:
 
 def without_top_choices(weights: Weights, least_share: float, spared: Ids) -> Weights:
     """XTC: of the tokens above the threshold only the least likely stays, and what ends the row."""
-    above = weights >= least_share * weights.sum(dtype=np.float64)
+    above = (weights > 0) & (weights >= least_share * weights.sum(dtype=np.float64))
     if above.sum() < 2:
         return weights
     kept = np.where(above & (weights > weights[above].min()), np.float32(0.0), weights)
@@ -130,6 +137,11 @@ def without_top_choices(weights: Weights, least_share: float, spared: Ids) -> We
 def _coin(row: Row | Ahead) -> bool:
     chance = row.sampling.xtc_probability
     return chance > 0.0 and uniform(row.seed, row.generated, XTC_LANE) < chance
+
+
+def _ends(row: Row | Ahead, width: int) -> list[int]:
+    """The row's stop tokens, in order, as far as there are logits for them."""
+    return sorted(t for t in row.stop_ids if 0 <= t < width)
 
 
 def _places(ids: Ids | None, tokens: Ids) -> Ids:
@@ -178,7 +190,8 @@ class DeviceSampling:
         # The last token with weight is the answer even if rounding puts the mark at the total.
         passed = mx.sum(cdf <= u * total, axis=-1)
         last = mx.sum(cdf < total, axis=-1)
-        return mx.minimum(passed, last).astype(mx.int32)
+        found = mx.minimum(passed, last).astype(mx.int32)
+        return mx.where(total[:, 0] > 0, found, mx.argmax(logits, axis=-1).astype(mx.int32))
 
 
 def _filtered(weights: mx.array, params: list[Sampling]) -> mx.array:
@@ -212,10 +225,11 @@ def _typical(weights: mx.array, share: float) -> mx.array:
 
 
 def _xtc(weights: mx.array, row: Row | Ahead) -> mx.array:
-    above = weights >= row.sampling.xtc_threshold * mx.sum(weights, axis=-1, keepdims=True)
+    threshold = row.sampling.xtc_threshold * mx.sum(weights, axis=-1, keepdims=True)
+    above = (weights > 0) & (weights >= threshold)
     least = mx.min(mx.where(above, weights, mx.inf), axis=-1, keepdims=True)
     kept = mx.where(above & (weights > least), 0.0, weights)
-    if row.stop_ids:
-        ends: Any = mx.array([sorted(row.stop_ids)], mx.int32)
+    if found := _ends(row, weights.shape[-1]):
+        ends: Any = mx.array([found], mx.int32)
         kept[mx.array([[0]], mx.int32), ends] = mx.take_along_axis(weights, ends, axis=-1)
     return kept

@@ -14,6 +14,7 @@ from typing import Any
 from tokenizers import Tokenizer as _Fast
 
 from millrace.errors import ModelError
+from millrace.models.ends import end_ids, special_text
 from millrace.models.files import read_json
 from millrace.text.vocabulary import Vocabulary
 
@@ -22,17 +23,21 @@ class Tokenizer:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._fast = _load(folder)
+        # Some files ask for texts to be cut or filled up, which is for training.
+        self._fast.no_truncation()
+        self._fast.no_padding()
         self.settings = read_json(folder / "tokenizer_config.json", optional=True)
         self.vocabulary = Vocabulary(self._fast)
-        self.eos_ids = self._find_eos()
+        self.eos_ids = self._end_ids()
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Token ids; `special` adds what the tokenizer puts around a raw text (a BOS, say)."""
-        return list(self._fast.encode(text, add_special_tokens=special).ids)
+        # Only the calls for batches give up the interpreter's lock while they work.
+        return list(self._fast.encode_batch_fast([text], add_special_tokens=special)[0].ids)
 
     def encode_placed(self, text: str) -> tuple[list[int], list[int]]:
         """Token ids as `encode` gives them, and the character at which each of them ends."""
-        encoded = self._fast.encode(text, add_special_tokens=False)
+        encoded = self._fast.encode_batch([text], add_special_tokens=False)[0]
         return list(encoded.ids), [end for _, end in encoded.offsets]
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
@@ -40,12 +45,13 @@ class Tokenizer:
 
     def token_text(self, name: str) -> str:
         """The text of a named special token (`bos_token`, `eos_token`), or an empty string."""
-        value = self.settings.get(name)
-        if value is None:
-            value = read_json(self.folder / "special_tokens_map.json", optional=True).get(name)
-        if isinstance(value, dict):
-            value = value.get("content")
-        return value if isinstance(value, str) else ""
+        return special_text(self.folder, name, self.settings)
+
+    def _end_ids(self) -> frozenset[int]:
+        found, text = end_ids(self.folder), self.token_text("eos_token")
+        # In folders without a tokenizer.json, only the tokenizer knows its number.
+        token = self._fast.token_to_id(text) if text else None
+        return found if token is None else found | {token}
 
     @functools.cached_property
     def template_source(self) -> str | None:
@@ -73,22 +79,6 @@ class Tokenizer:
         if isinstance(source, list):
             return {t["name"]: t["template"] for t in source}
         return {"default": source} if isinstance(source, str) else {}
-
-    def _find_eos(self) -> frozenset[int]:
-        """The union of every source: they disagree, and a missed one runs on for ever."""
-        config = read_json(self.folder / "config.json", optional=True)
-        found: set[int] = set()
-        for source in (
-            config,
-            config.get("text_config") or {},
-            read_json(self.folder / "generation_config.json", optional=True),
-        ):
-            ids = source.get("eos_token_id")
-            found |= set(ids if isinstance(ids, list) else [] if ids is None else [ids])
-        if text := self.token_text("eos_token"):
-            token = self._fast.token_to_id(text)
-            found |= set() if token is None else {token}
-        return frozenset(found)
 
 
 def _load(folder: Path) -> _Fast:

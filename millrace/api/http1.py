@@ -1,0 +1,145 @@
+"""HTTP/1.1 at the socket: requests whose end is in doubt are refused, and clients that stop sending
+in the middle of one are let go.
+
+uvicorn's protocol does the rest. Nothing here knows what a request asks for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http
+import socket
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+_LARGEST_HEAD = 65536
+_DEAD_AFTER = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
+"""When the system gives up a peer that does not answer, in seconds and probes."""
+
+
+class _Strict(h11.Connection):
+    """Refuses what a proxy in front may have cut at another place than we do."""
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            names = {name for name, _ in event.headers}
+            if b"transfer-encoding" in names and (
+                b"content-length" in names or event.http_version < b"1.1"
+            ):
+                raise h11.RemoteProtocolError("The request says in two ways how long it is.")
+        return event
+
+
+class HttpProtocol(H11Protocol):
+    first_byte = 75.0
+    """Seconds that a new connection may be silent; later ones are uvicorn's keep-alive."""
+    head_time = 30.0
+    """Seconds from the first byte of a request to the end of its headers."""
+    body_time = 60.0
+    body_least = 1024
+    """A body that brings fewer bytes than this in that many seconds is given up."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.conn = _Strict(h11.SERVER, self.config.h11_max_incomplete_event_size or _LARGEST_HEAD)
+        self._watch: asyncio.TimerHandle | None = None
+        self._watched: object = None
+        """What the watch is for: a silent connection, a head, or the body of one request."""
+        self._received = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        _notice_death(transport.get_extra_info("socket"))
+        self._arm(h11.IDLE, self.first_byte)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._received += len(data)
+        super().data_received(data)
+        self._look(bool(self.conn.trailing_data[0]))
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._look(bool(self.conn.trailing_data[0]))
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        self._disarm()
+        super().handle_websocket_upgrade(event)
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, msg)
+
+    def _look(self, begun: bool) -> None:
+        """Watch what is awaited from the client now, if anything is."""
+        if self.transport.is_closing():
+            self._disarm()
+        elif self.conn.their_state is h11.IDLE:
+            if not begun:
+                self._disarm()
+            elif self._watched is not h11.Request:
+                self._arm(h11.Request, self.head_time)
+        elif self.conn.their_state is h11.SEND_BODY:
+            if self._watched is not self.cycle:
+                self._received = 0
+                self._arm(self.cycle, self.body_time)
+        else:
+            self._disarm()
+
+    def _arm(self, what: object, seconds: float) -> None:
+        self._disarm()
+        self._watched = what
+        self._watch = self.loop.call_later(seconds, self._expired)
+
+    def _disarm(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+        self._watch = self._watched = None
+
+    def _expired(self) -> None:
+        # Where we have stopped reading, the client is not to blame.
+        body = self._watched is self.cycle and self.cycle is not None
+        if body and (self._received >= self.body_least or self.flow.read_paused):
+            self._received = 0
+            self._arm(self.cycle, self.body_time)
+        elif self._watched is h11.IDLE:
+            self._disarm()
+            self.transport.close()
+        else:
+            self._refuse(408, "The request did not arrive in time.")
+
+    def _refuse(self, status: int, message: str) -> None:
+        """The last that this connection hears."""
+        self._disarm()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        # Nothing can be said where an answer is on its way already.
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            headers = [
+                ("content-type", "text/plain; charset=utf-8"),
+                ("content-length", str(len(message))),
+                ("connection", "close"),
+            ]
+            reason = http.HTTPStatus(status).phrase.encode()
+            answer = h11.Response(status_code=status, headers=headers, reason=reason)
+            for event in (answer, h11.Data(data=message.encode()), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+
+def _notice_death(connection: socket.socket | None) -> None:
+    """Have the system tell when the peer is gone without a word."""
+    if connection is None or connection.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _DEAD_AFTER.items():
+            if hasattr(socket, name):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
