@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 Style = Literal["hermes", "harmony", "thinking"]
+Fault = Literal["", "raise", "die", "hang"]
+"""What the model does instead of going on: raises, ends its process, or is stuck, once."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,9 @@ class Rule:
     """What the turn must contain; empty fits every turn."""
     say: str
     """The answer's text with its markup, without the end of the turn."""
+    fault: Fault = ""
+    after: int = 0
+    """How many tokens of the answer come before the fault."""
 
 
 def call(name: str, style: Style = "hermes", **arguments: Any) -> str:

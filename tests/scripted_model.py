@@ -8,6 +8,9 @@ then says which token comes next.
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +79,10 @@ class Script:
         script = json.loads((folder / "script.json").read_text(encoding="utf-8"))
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._rules: list[tuple[str, str]] = [(r["when"], r["say"]) for r in script["rules"]]
+        self._faults = {
+            r["say"]: (r["fault"], r["after"]) for r in script["rules"] if r.get("fault")
+        }
+        self._hung = folder / "hung"
         self._harmony = script["style"] == "harmony"
         self._start = self._id("<|start|>" if self._harmony else "<|im_start|>")
         self._end = self._id("<|return|>" if self._harmony else "<|im_end|>")
@@ -92,8 +99,22 @@ class Script:
         if key not in self._known:
             say = self._say(self._decode(turn))
             self._known[key] = say, self._encode(say)
-        rest = self._rest(*self._known[key], said.tolist())
+        say, tokens = self._known[key]
+        if say in self._faults:
+            self._strike(*self._faults[say], len(said))
+        rest = self._rest(say, tokens, said.tolist())
         return rest[0] if rest else self._end
+
+    def _strike(self, fault: str, after: int, said: int) -> None:
+        if said < after:
+            return
+        if fault == "raise":
+            raise RuntimeError("the script has a fault here")
+        if fault == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fault == "hang" and not self._hung.exists():
+            self._hung.touch()  # once: the engine that comes after goes on
+            time.sleep(3600)
 
     def _split(self, starts: list[int], ids: Any) -> tuple[Any, Any] | None:
         """The turn to answer, and what was said of the answer; None where no answer is open."""

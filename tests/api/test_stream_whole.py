@@ -5,7 +5,6 @@ Sampled text comes from a tiny model; calls and thoughts from scripted ones, cut
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,10 +18,6 @@ from api.endpoint import Endpoint, Said, frames
 from api.endpoints import ALL, CHAT, COMPLETIONS, GENERATE, TALKS, turn
 from conftest import Server
 from scripted import Rule, Style
-
-pytestmark = pytest.mark.skipif(
-    not os.environ.get("MILLRACE_HEAVY"), reason="part of make test-heavy"
-)
 
 SEED = 20261103
 ODD = "Zürich ☃ 你好 😀 – done."

@@ -7,7 +7,6 @@ them as a client would, and the conversation that the model sees must be the sam
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,10 +19,6 @@ from api.endpoint import Call, Endpoint, Said, called
 from api.endpoints import CHAT, MESSAGES, OLLAMA, RESPONSES
 from conftest import Server
 from scripted import Rule, Style
-
-pytestmark = pytest.mark.skipif(
-    not os.environ.get("MILLRACE_HEAVY"), reason="part of make test-heavy"
-)
 
 SYSTEM = "You survey – carefully."
 BEGIN = "Begin the survey."

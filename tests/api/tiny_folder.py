@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 WINDOW = 8192
 _CONFIG = {
@@ -27,21 +28,22 @@ _CONFIG = {
 }
 
 
-def make(folder: Path, tokenizer_of: Path) -> Path:
-    """Write the model into `folder`; the same weights every time."""
+def make(folder: Path, tokenizer_of: Path, **changes: Any) -> Path:
+    """Write the model into `folder`; the same weights every time. Changes are the config's."""
     import mlx.core as mx
     from mlx.utils import tree_flatten
     from mlx_lm.models import llama
 
+    config = _CONFIG | changes
     mx.random.seed(0)
-    model = llama.Model(llama.ModelArgs.from_dict(_CONFIG))
+    model = llama.Model(llama.ModelArgs.from_dict(config))
     folder.mkdir(parents=True, exist_ok=True)
     mx.save_safetensors(
         str(folder / "model.safetensors"),
         dict(tree_flatten(model.parameters())),
         metadata={"format": "mlx"},
     )
-    (folder / "config.json").write_text(json.dumps(_CONFIG))
+    (folder / "config.json").write_text(json.dumps(config))
     for file in tokenizer_of.glob("tokenizer*.json"):
         shutil.copy(file, folder)
     return folder

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -38,12 +37,9 @@ from behaviours.owed import (
     both,
     every,
     every_talk,
-    heavy,
     post,
-    until,
 )
 
-pytestmark = heavy
 MARKUP = re.compile(r"<\|?/?(im_|think|tool)|tool_call|\"arguments\"|\ufffd")
 
 
@@ -102,10 +98,9 @@ def test_04_too_much_load_is_told_at_once(mill: Mill) -> None:
         for endpoint in ALL:
             for stream in (False, True):
                 body = endpoint.body("hi", **SHORT) | {"stream": stream}
-                start = time.monotonic()
                 refused = mill.client.post(endpoint.path, json=body)
                 assert refused.status_code == 429, endpoint
-                assert time.monotonic() - start < 1
+                assert mill.only()["id"], "told while those before it still run"
                 assert int(refused.headers["retry-after"]) >= 1
                 assert endpoint.error(refused)
     assert mill.idle()
@@ -225,14 +220,15 @@ def test_09_streamed_and_whole_are_the_same(
 @every
 def test_10_an_error_in_the_middle_is_an_error_event(mill: Mill, endpoint: Endpoint) -> None:
     id = f"broken-{endpoint}"
-    headers = {"x-request-id": id}
-    with endpoint.open(mill.client, endpoint.body("hi", **LONG), headers=headers) as response:
+    # Sampled: the likeliest tokens of random weights may be halves of characters for ever.
+    body = endpoint.body("hi", **LONG | {"temperature": 1, "seed": 10})
+    with endpoint.open(mill.client, body, headers={"x-request-id": id}) as response:
         lines = response.iter_lines()
-        assert until(lambda: mill.only()["made_tokens"] > 2)
+        next(line for line in lines if line.startswith(("data: ", "{")))
         assert mill.client.post(f"/v1/requests/{id}/cancel").status_code == 200
-        *_, before, last = frames(lines)
+        *before, last = frames(lines)
     if endpoint is GENERATE:
-        assert before.data["meta_info"]["finish_reason"]["type"] == "abort"
+        assert before[-1].data["meta_info"]["finish_reason"]["type"] == "abort"
     elif endpoint is RESPONSES:
         assert last.data["type"] == "response.failed"
         assert last.data["response"]["status"] == "cancelled"
@@ -262,27 +258,24 @@ def test_11_no_special_token_is_content(tiny: httpx.Client, endpoint: Endpoint) 
 
 @every
 def test_12_a_long_prefill_is_kept_alive(mill: Mill, endpoint: Endpoint) -> None:
-    took: list[float] = []
-
-    def watch() -> None:
-        while not mill.requests:
-            time.sleep(0.005)
-        with httpx.Client(base_url=mill.server.url) as client:
-            for _ in range(10):
-                start = time.monotonic()
-                assert client.get("/health").status_code == 200
-                took.append(time.monotonic() - start)
-
-    watching = threading.Thread(target=watch)
-    watching.start()
-    body = endpoint.body("mill " * 7000, cache_salt=f"12 {endpoint}", **SHORT)
-    with endpoint.open(mill.client, body) as response:
-        text = "".join(response.iter_text())
-    watching.join()
+    """Health is asked for one time after the other, and answers a dozen times before it is over."""
+    body = endpoint.body("mill " * 4000, cache_salt=f"12 {endpoint}", **SHORT)
+    answered = 0
+    with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=mill.server.url) as other:
+        told = pool.submit(_text, mill, endpoint, body)
+        mill.only()
+        while not told.done():
+            answered += other.get("/health").status_code == 200
+    text = told.result()
     if endpoint is MESSAGES:
         assert text.count("event: ping") > 1
     elif endpoint is OLLAMA:
         assert text.startswith(" ")
     else:
         assert ": keep-alive\n\n" in text
-    assert sorted(took)[len(took) // 2] < 0.1
+    assert answered > 12
+
+
+def _text(mill: Mill, endpoint: Endpoint, body: dict[str, Any]) -> str:
+    with endpoint.open(mill.client, body) as response:
+        return "".join(response.iter_text())

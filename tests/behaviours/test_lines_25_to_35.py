@@ -7,8 +7,6 @@ Short and black-box; what a line means in depth is tested where its own feature 
 from __future__ import annotations
 
 import json
-import re
-from pathlib import Path
 
 import httpx
 import jsonschema
@@ -34,12 +32,9 @@ from behaviours.owed import (
     both,
     every,
     every_talk,
-    heavy,
     post,
     until,
 )
-
-pytestmark = heavy
 
 
 @every_talk
@@ -190,17 +185,3 @@ def test_33_the_status_names_every_request(mill: Mill, endpoint: Endpoint) -> No
     counted = mill.client.get("/metrics")
     assert counted.headers["content-type"].startswith("text/plain; version=0.0.4")
     assert f'millrace_requests_total{{endpoint="{endpoint.path}"' in counted.text
-
-
-@pytest.mark.skip(reason="a model is not unloaded yet")
-def test_34_idle_unload_frees_the_memory() -> None: ...
-
-
-@pytest.mark.skip(reason="no pictures yet")
-def test_35_a_picture_on_a_private_network_is_refused() -> None: ...
-
-
-def test_the_list_is_complete() -> None:
-    written = "\n".join(file.read_text() for file in Path(__file__).parent.glob("test_lines_*.py"))
-    named = {int(number) for number in re.findall(r"^def test_(\d\d)_", written, re.MULTILINE)}
-    assert named == set(range(1, 36))
