@@ -46,8 +46,8 @@ test-heavy: setup  ## Longer runs of the random ones: 200 schemas, 50 tool calls
 test-agents: setup  ## Real coding agents, from the npm registry, as clients
 	@MILLRACE_AGENTS=1 $(BIN)/python -m pytest tests/agents -rs --timeout 900 $(ARGS)
 
-test-fuzz: setup  ## 5,000 random requests to every endpoint, held to /openapi.json
-	@MILLRACE_FUZZ=5000 $(BIN)/python -m pytest tests/api/test_openapi.py -k random -s --timeout 3000 $(ARGS)
+test-fuzz: setup  ## 5,000 (MILLRACE_FUZZ) random and as many hostile requests to every endpoint
+	@MILLRACE_FUZZ=$${MILLRACE_FUZZ:-5000} $(BIN)/python -m pytest tests/api/test_openapi.py tests/api/test_fuzz.py -k "random or hostile" -s --timeout 6000 $(ARGS)
 
 bench-core: setup  ## Our server against raw mlx-lm and mlx_lm.server, one table
 	@$(BIN)/python benchmarks/core.py $(ARGS)

@@ -65,6 +65,7 @@ async def _nobody(request: Request, error: Exception) -> Response:
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
-    return await errors.respond(
-        request, RequestFailed(f"The server met an unexpected error: {type(error).__name__}.")
-    )
+    failed = RequestFailed(f"The server met an unexpected error: {type(error).__name__}.")
+    response = await errors.respond(request, failed)
+    response.headers["connection"] = "close"  # as uvicorn will after an exception
+    return response

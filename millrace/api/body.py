@@ -12,6 +12,8 @@ from starlette.requests import Request
 from millrace.errors import BadRequest, RequestTooLarge, Unsupported
 
 T = TypeVar("T")
+DEEPEST = 128
+"""Levels of lists and objects in a body: templates, schemas and encoders walk them by recursion."""
 _PATH = re.compile(r" - at `\$\.?(.*)`$")
 
 
@@ -26,7 +28,20 @@ async def read_object(request: Request, limit: int) -> dict[str, Any]:
         raise BadRequest("The body is nested too deeply.") from error
     if not isinstance(value, dict):
         raise BadRequest("The body must be a JSON object.")
+    # Few brackets, few levels: a list of a million tokens need not be walked through.
+    if body.count(b"[") + body.count(b"{") > DEEPEST and _depth(value) > DEEPEST:
+        raise BadRequest(f"The body is nested too deeply: it may have {DEEPEST} levels.")
     return value
+
+
+def _depth(value: Any) -> int:
+    """How many levels of lists and objects there are, one beyond the allowed ones at most."""
+    level, depth = [value], 0
+    while level and depth <= DEEPEST:
+        depth += 1
+        inner = (v.values() if isinstance(v, dict) else v for v in level)
+        level = [v for values in inner for v in values if isinstance(v, dict | list)]
+    return depth
 
 
 async def _read(request: Request, limit: int) -> bytes:

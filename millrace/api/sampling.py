@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
+
+import msgspec
 
 from millrace.errors import BadRequest
 from millrace.protocol import Sampling
 from millrace.serving.model import ServedModel
+from millrace.serving.request import SamplingRanges
 
-_SEED_BITS = (1 << 63) - 1
+_TOKEN = re.compile(r"[0-9]{1,10}")
 _LONGEST = 2000
 """Characters of a header that names what was ignored."""
 
@@ -19,23 +23,27 @@ def sampling_of(
 ) -> Sampling:
     """`asked` holds fields of Sampling by name; what is missing or None is left to the model."""
     wishes = {k: v for k, v in asked.items() if v is not None}
-    values: dict[str, Any] = {"temperature": 1.0} | model.defaults | wishes
-    if values.get("top_k") == -1:
-        values["top_k"] = 0
+    defaults = {k: v for k, v in model.defaults.items() if _in_range(k, v)}
+    values: dict[str, Any] = {"temperature": 1.0} | defaults | wishes
     if bias:
-        values["logit_bias"] = _bias(bias, len(model.tokenizer.vocabulary))
+        values["logit_bias"] = _bias(bias, model.width)
     return Sampling(**values)
 
 
-def seed_of(value: int | None) -> int | None:
-    return None if value is None else value & _SEED_BITS
+def _in_range(name: str, value: Any) -> bool:
+    """A model's authors may recommend what is no range of ours; their users are not to blame."""
+    try:
+        msgspec.convert({name: value}, SamplingRanges)
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 def _bias(wire: Mapping[str, float], size: int) -> dict[int, float]:
     for key in wire:
-        if not key.isdecimal() or int(key) >= size:
+        if not _TOKEN.fullmatch(key) or int(key) >= size:
             raise BadRequest(
-                f"logit_bias: '{key}' is not a token id of this model (0 to {size - 1}).",
+                f"logit_bias: '{key[:20]}' is not a token id of this model (0 to {size - 1}).",
                 param="logit_bias",
             )
     return {int(k): v for k, v in wire.items()}

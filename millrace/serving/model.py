@@ -11,10 +11,11 @@ from typing import Any
 from millrace.engine.rng import derive
 from millrace.errors import BadRequest, ContextLengthExceeded
 from millrace.models.files import read_json
+from millrace.models.window import read_config
 from millrace.protocol import Choice, LazyGrammar, PromptLogprobs, RowTokens, Submit
 from millrace.serving.client import EngineClient
 from millrace.serving.in_flight import InFlight, Phase
-from millrace.serving.request import Request
+from millrace.serving.request import Request, fit
 from millrace.text.deltas import Delta, Event, Idle, PromptScores, Usage
 from millrace.text.dialect import Conversation, Dialect
 from millrace.text.fim import Infill, infill_of
@@ -108,7 +109,23 @@ class ServedModel:
             raise
         return started
 
+    @property
+    def width(self) -> int:
+        """How many logits the model has, and so how many token ids."""
+        return self.client.ready.vocab_size if self.client.ready else self._stated_width
+
+    @functools.cached_property
+    def _stated_width(self) -> int:
+        """As far as can be known before the engine is up."""
+        settings = read_config(self.tokenizer.folder)
+        for source in (settings, settings.get("text_config") or {}):
+            if isinstance(size := source.get("vocab_size"), int):
+                return size
+        return len(self.tokenizer.vocabulary)
+
     def _submit(self, request: Request) -> Submit:
+        room = self.budget(request)
+        fit(request, self.width, room)
         seed = secrets.randbits(63) if request.seed is None else request.seed
         ends = self.tokenizer.eos_ids | set(request.end_token_ids)
         if request.ignore_eos:
@@ -117,7 +134,7 @@ class ServedModel:
             id=0,
             prompt=request.prompt,
             choices=[Choice(k, derive(seed, k) if k else seed) for k in range(request.n)],
-            max_tokens=self.budget(request),
+            max_tokens=room,
             sampling=request.sampling,
             stop_ids=sorted(ends | set(request.stop_token_ids)),
             priority=request.priority,

@@ -1,11 +1,38 @@
-"""What a protocol adapter makes of a wire request: everything in tokens and plain values."""
+"""What a protocol adapter makes of a wire request: everything in tokens and plain values.
+
+`fit` is the last look at one before it becomes a message to the engine: whatever the adapter let
+through, all its numbers are in range after it, and all its token ids have logits.
+"""
 
 from __future__ import annotations
 
-import msgspec
+from typing import Annotated
 
+import msgspec
+from msgspec import Meta
+
+from millrace.errors import BadRequest
 from millrace.protocol import LazyGrammar, Sampling, Thinking
+from millrace.serving.ranges import (
+    LEAST_SEED,
+    MOST_SEED,
+    Bias,
+    Choices,
+    Count,
+    Positive,
+    Priority,
+    RepetitionPenalty,
+    Share,
+    Temperature,
+    Timeout,
+    TopK,
+    Unit,
+    WidePenalty,
+    WideTop,
+)
 from millrace.text.dialect import Conversation
+
+_SEED_BITS = (1 << 64) - 1
 
 
 class Request(msgspec.Struct, kw_only=True):
@@ -44,3 +71,79 @@ class Request(msgspec.Struct, kw_only=True):
     """Lengths of the prompt at which a message ends."""
     stripped: int = 0
     """Lines of the conversation that were left out of the prompt."""
+
+
+class SamplingRanges(msgspec.Struct, kw_only=True):
+    """What each field of Sampling may be."""
+
+    temperature: Temperature = 1.0
+    top_p: Share = 1.0
+    top_k: TopK = 0
+    min_p: Unit = 0.0
+    typical_p: Share = 1.0
+    xtc_probability: Unit = 0.0
+    xtc_threshold: Unit = 0.1
+    repetition_penalty: RepetitionPenalty = 1.0
+    presence_penalty: WidePenalty = 0.0
+    frequency_penalty: WidePenalty = 0.0
+    logit_bias: dict[int, Bias] = {}
+    min_tokens: Count = 0
+
+
+class _Ranges(SamplingRanges, kw_only=True):
+    n: Choices
+    max_tokens: Positive | None
+    priority: Priority
+    logprobs: WideTop | None
+    prompt_logprobs: WideTop | None
+    timeout: Timeout | None
+
+
+_PLAIN = ("n", "max_tokens", "priority", "logprobs", "prompt_logprobs", "timeout")
+
+
+def seed_of(value: int | None) -> int | None:
+    """A client's seed as the engine's; every number of 64 bits is one."""
+    if value is not None and not LEAST_SEED <= value <= MOST_SEED:
+        raise BadRequest("seed must be a whole number of 64 bits.", param="seed")
+    return None if value is None else value & _SEED_BITS
+
+
+def fit(request: Request, width: int, room: int) -> None:
+    """Refuse what is out of range, and bring down to what there is what asks for more.
+
+    `width` is the number of the model's logits, `room` how many tokens the answer may have.
+    """
+    sampling = request.sampling
+    asked = msgspec.structs.asdict(sampling)
+    asked |= {name: getattr(request, name) for name in _PLAIN}
+    try:
+        msgspec.convert(asked, _Ranges)
+    except msgspec.ValidationError as error:
+        message, _, where = str(error).partition(" - at ")
+        name = where.strip("`$.").partition("[")[0]
+        raise BadRequest(f"{name}: {message}.", param=name) from error
+    check_tokens("prompt", request.prompt, width)
+    check_tokens("stop_token_ids", request.stop_token_ids, width)
+    check_tokens("logit_bias", list(sampling.logit_bias), width)
+    if request.thinking is not None:
+        check_tokens("thinking", request.thinking.ending, width)
+        budget = max(0, min(request.thinking.budget, room))
+        request.thinking = msgspec.structs.replace(request.thinking, budget=budget)
+    request.seed = seed_of(request.seed)
+    request.sampling = msgspec.structs.replace(
+        sampling,
+        top_k=sampling.top_k if 0 < sampling.top_k < width else 0,
+        min_tokens=min(sampling.min_tokens, room),
+    )
+
+
+def check_tokens(name: str, ids: list[int], width: int) -> None:
+    """Refuse what is no token of a model with that many logits."""
+    try:
+        msgspec.convert(ids, list[Annotated[int, Meta(ge=0, le=width - 1)]])  # type: ignore[misc]
+    except msgspec.ValidationError as error:
+        raise BadRequest(
+            f"{name} holds what is no token of this model: its ids are 0 to {width - 1}.",
+            param=name,
+        ) from error

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millrace.errors import BadRequest
+from millrace.text import embedded
 from millrace.text.formats.call_encoder import Call, write_calls
 from millrace.text.formats.style import Message, Style
 from millrace.text.formats.syntax import HeaderCalls, OutputFormat
@@ -122,7 +123,7 @@ def _named_results(messages: list[Message]) -> list[Message]:
 
 
 def _function(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    function = call.get("function", call)
+    function = call.get("function", call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise BadRequest("A tool call in the messages has no function name.", param="messages")
     return function
@@ -277,10 +278,10 @@ def _arguments(call: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(given, Mapping):
         return dict(given)
     try:
-        read = json.loads(given) if given else {}
+        value = embedded.read(given) if given else {}
     except (TypeError, ValueError):
         return {"text": str(given)}
-    return read if isinstance(read, dict) else {"value": read}
+    return value if isinstance(value, dict) else {"value": value}
 
 
 def _calls(message: Message, style: Style, format: OutputFormat) -> list[Message]:

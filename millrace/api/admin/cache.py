@@ -21,6 +21,7 @@ from millrace.api.warming import finish, request_of
 from millrace.errors import BadRequest
 from millrace.protocol import HitKind, TierReport
 from millrace.serving.model import ServedModel
+from millrace.serving.ranges import Salt
 from millrace.serving.warming import Talk, Warmed
 
 router = APIRouter()
@@ -55,7 +56,7 @@ class WarmRequest(msgspec.Struct):
     model: str | None = None
     prompts: list[Annotated[str, Meta(min_length=1)]] = []
     conversations: list[Talk] = []
-    cache_salt: Annotated[str, Meta(max_length=1024)] | None = None
+    cache_salt: Salt | None = None
 
 
 class WarmAnswer(msgspec.Struct):

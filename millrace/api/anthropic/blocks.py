@@ -6,7 +6,6 @@ A streamed answer sends these events; a whole one is their fold, so that the two
 from __future__ import annotations
 
 import hashlib
-import json
 import secrets
 from collections.abc import Iterator
 
@@ -47,6 +46,7 @@ from millrace.text.deltas import (
     ToolCallStart,
     Usage,
 )
+from millrace.text.embedded import mended
 
 _REASONS: dict[str, StopReason] = {
     "stop": "end_turn",
@@ -190,7 +190,7 @@ def _completed(block: Block, text: str) -> bool:
     """Give a call its input; a call that was cut off is none that anybody could carry out."""
     if isinstance(block, ToolUseBlock):
         try:
-            block.input = json.loads(text)
+            block.input = mended(text)
         except ValueError:
             return False
     return True

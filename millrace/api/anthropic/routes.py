@@ -19,12 +19,12 @@ from millrace.api.body import convert, read_object, refuse, unknown
 from millrace.api.context import context_of, request_id
 from millrace.api.openapi.describe import RUNS, SSE, describe
 from millrace.api.running import run
-from millrace.api.sampling import ignored_header, sampling_of, seed_of
+from millrace.api.sampling import ignored_header, sampling_of
 from millrace.api.stripped import note
 from millrace.errors import BadRequest
 from millrace.protocol import Sampling
 from millrace.serving.model import Running, ServedModel
-from millrace.serving.request import Request
+from millrace.serving.request import Request, seed_of
 from millrace.text.stops import parse_stops
 
 router = APIRouter()

@@ -11,10 +11,20 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-Unit = Annotated[float, Meta(ge=0.0, le=1.0)]
-Share = Annotated[float, Meta(gt=0.0, le=1.0)]
-Positive = Annotated[int, Meta(ge=1)]
-Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+from millrace.serving.ranges import (
+    Bias,
+    Count,
+    Penalty,
+    Positive,
+    Priority,
+    RepetitionPenalty,
+    Salt,
+    Share,
+    StopText,
+    Timeout,
+    TopK,
+    Unit,
+)
 
 
 class Tagged(msgspec.Struct, tag_field="type"):
@@ -164,25 +174,25 @@ class Prompt(msgspec.Struct, kw_only=True):
 class MessagesRequest(Prompt, kw_only=True):
     max_tokens: Positive
     stream: bool | None = None
-    stop_sequences: list[str] | None = None
+    stop_sequences: list[StopText] | None = None
     temperature: Unit | None = None
     top_p: Share | None = None
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    top_k: TopK | None = None
     min_p: Unit | None = None
     typical_p: Share | None = None
     xtc_probability: Unit | None = None
     xtc_threshold: Unit | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: dict[str, Annotated[float, Meta(ge=-100.0, le=100.0)]] | None = None
-    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    logit_bias: dict[str, Bias] | None = None
+    min_tokens: Count | None = None
     seed: int | None = None
     ignore_eos: bool | None = None
     stop_in_reasoning: bool | None = None
-    priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None
-    timeout: Annotated[float, Meta(gt=0.0)] | None = None
-    cache_salt: Annotated[str, Meta(max_length=1024)] | None = None
+    priority: Priority | None = None
+    timeout: Timeout | None = None
+    cache_salt: Salt | None = None
 
 
 ADVISORY = frozenset(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -15,10 +15,10 @@ from millrace.api.generate.schema import (
     GenerateRequest,
     SamplingParams,
 )
-from millrace.api.sampling import sampling_of, seed_of
+from millrace.api.sampling import sampling_of
 from millrace.errors import BadRequest
 from millrace.serving.model import ServedModel
-from millrace.serving.request import Request
+from millrace.serving.request import Request, check_tokens, seed_of
 from millrace.text.grammar import from_fields
 from millrace.text.grammar.lark import single
 from millrace.text.stops import parse_stops
@@ -77,16 +77,8 @@ def prompts_of(wire: GenerateRequest, model: ServedModel) -> tuple[list[list[int
             "'input_ids' must be a list of token ids, or a list of such lists.", param="input_ids"
         )
     for ids in batch or [single_prompt]:
-        _known(ids, len(model.tokenizer.vocabulary))
+        check_tokens("input_ids", ids, model.width)
     return (batch, True) if batch else ([single_prompt], False)
-
-
-def _known(ids: Sequence[int], size: int) -> None:
-    for id in ids:
-        if id >= size:
-            raise BadRequest(
-                f"input_ids: {id} is not in the vocabulary of {size} tokens.", param="input_ids"
-            )
 
 
 def prompt_requests(

@@ -7,35 +7,48 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-Unit = Annotated[float, Meta(ge=0.0, le=1.0)]
-Count = Annotated[int, Meta(ge=0)]
-Token = Annotated[int, Meta(ge=0)]
-Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
-Top = Annotated[int, Meta(ge=0, le=100)]
-Start = Annotated[int, Meta(ge=-1)]
+from millrace.serving.ranges import (
+    MOST,
+    Bias,
+    Choices,
+    Count,
+    Penalty,
+    Priority,
+    RepetitionPenalty,
+    Salt,
+    Share,
+    StopText,
+    Temperature,
+    TokenId,
+    TopK,
+    Unit,
+    WideTop,
+)
+
+Start = Annotated[int, Meta(ge=-1, le=MOST)]
 
 
 class SamplingParams(msgspec.Struct, kw_only=True):
-    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] | None = None
-    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    temperature: Temperature | None = None
+    top_p: Share | None = None
+    top_k: TopK | None = None
     min_p: Unit | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] | None = None
-    logit_bias: dict[str, Annotated[float, Meta(ge=-100.0, le=100.0)]] | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    logit_bias: dict[str, Bias] | None = None
     max_new_tokens: Count | None = 128
     """SGLang's own default; null takes what the context window leaves."""
     min_new_tokens: Count | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[Token] | None = None
+    stop: StopText | list[StopText] | None = None
+    stop_token_ids: list[TokenId] | None = None
     no_stop_trim: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     json_schema: dict[str, Any] | str | None = None
     regex: str | None = None
     ebnf: str | None = None
-    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    n: Choices | None = None
     sampling_seed: int | None = None
 
 
@@ -44,17 +57,17 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     text: str | list[str] | None = None
-    input_ids: list[Token | list[Token]] | None = None
+    input_ids: list[TokenId | list[TokenId]] | None = None
     sampling_params: SamplingParams | list[SamplingParams] | None = None
     stream: bool | None = None
     return_logprob: bool | list[bool] | None = None
     logprob_start_len: Start | list[Start] | None = None
-    top_logprobs_num: Top | list[Top] | None = None
+    top_logprobs_num: WideTop | list[WideTop] | None = None
     return_text_in_logprobs: bool | None = None
     rid: str | list[str] | None = None
-    priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None
-    cache_salt: str | list[str] | None = None
-    extra_key: str | list[str] | None = None
+    priority: Priority | None = None
+    cache_salt: Salt | list[Salt] | None = None
+    extra_key: Salt | list[Salt] | None = None
 
 
 REFUSED: dict[str, tuple[Any, ...]] = {

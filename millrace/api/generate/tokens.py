@@ -13,11 +13,13 @@ from starlette.responses import Response
 from millrace.api.answer import as_json
 from millrace.api.body import convert, read_object, refuse, unknown
 from millrace.api.context import context_of
-from millrace.api.generate.schema import Token
+from millrace.api.openai.schema import OpenAIMessage
 from millrace.api.openapi.describe import READS, describe
 from millrace.api.sampling import ignored_header
 from millrace.errors import BadRequest
 from millrace.serving.model import ServedModel
+from millrace.serving.ranges import TokenId
+from millrace.serving.request import check_tokens
 from millrace.text.dialect import Conversation
 
 router = APIRouter()
@@ -37,9 +39,15 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     return_token_strs: bool | None = None
 
 
+class _Messages(msgspec.Struct):
+    """They are passed on as they came, but must be what chat takes."""
+
+    messages: list[OpenAIMessage]
+
+
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
-    tokens: list[Token | list[Token]]
+    tokens: list[TokenId | list[TokenId]]
     skip_special_tokens: bool = True
 
 
@@ -87,6 +95,7 @@ def _tokens(wire: TokenizeRequest, model: ServedModel) -> list[list[int]]:
 def _conversation(wire: TokenizeRequest) -> Conversation:
     if not wire.messages:
         raise BadRequest("'messages' is an empty list.", param="messages")
+    convert({"messages": wire.messages}, _Messages)
     return Conversation(
         messages=wire.messages,
         tools=wire.tools or [],
@@ -114,12 +123,8 @@ async def detokenize(http: HttpRequest) -> Response:
         raise BadRequest(
             "'tokens' must be a list of token ids, or a list of such lists.", param="tokens"
         )
-    size = len(model.tokenizer.vocabulary)
-    for token in (t for tokens in lists or [one] for t in tokens):
-        if token >= size:
-            raise BadRequest(
-                f"Token id {token} is not in the vocabulary of {size} tokens.", param="tokens"
-            )
+    for tokens in lists or [one]:
+        check_tokens("tokens", tokens, model.width)
     skip = wire.skip_special_tokens
     texts = [model.tokenizer.decode(tokens, skip_special=skip) for tokens in lists or [one]]
     text = texts if lists else texts[0]

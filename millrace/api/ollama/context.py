@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from millrace.errors import BadRequest
 from millrace.serving.model import ServedModel
+from millrace.serving.request import check_tokens
 from millrace.text.deltas import Finish
 from millrace.text.dialect import Conversation
 
@@ -14,12 +14,7 @@ _BOUNDARY = "millrace-border"
 
 def followed(context: list[int], chat: Conversation, model: ServedModel) -> list[int]:
     """The context, and the turn after it as the template writes a turn that is not the first."""
-    size = len(model.tokenizer.vocabulary)
-    if any(token >= size for token in context):
-        raise BadRequest(
-            f"context holds a number that is no token of this model (0 to {size - 1}).",
-            param="context",
-        )
+    check_tokens("context", context, model.width)
     earlier = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _BOUNDARY}]
     whole = model.dialect.render(dataclasses.replace(chat, messages=[*earlier, *chat.messages]))
     _, boundary, turn = whole.rpartition(_BOUNDARY)

@@ -7,10 +7,10 @@ from typing import Any
 
 from millrace.api.body import refuse, unknown
 from millrace.api.ollama.schema import KNOWN_OPTIONS, REFUSED_OPTIONS, OllamaCommon, Options
-from millrace.api.sampling import sampling_of, seed_of
+from millrace.api.sampling import sampling_of
 from millrace.errors import BadRequest
 from millrace.serving.model import ServedModel
-from millrace.serving.request import Request
+from millrace.serving.request import Request, seed_of
 from millrace.text.grammar import from_schema, json_object
 from millrace.text.grammar.lark import Entry
 from millrace.text.stops import parse_stops

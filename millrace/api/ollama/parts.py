@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +16,7 @@ from millrace.text.deltas import (
     ToolCallArguments,
     ToolCallStart,
 )
+from millrace.text.embedded import mended
 
 
 @dataclass
@@ -80,7 +80,7 @@ class OllamaReader:
         if call is None:
             return
         try:
-            arguments = json.loads(call.arguments or "{}")
+            arguments = mended(call.arguments or "{}")
         except ValueError:
             return
         function = {"index": self._count, "name": call.name, "arguments": arguments}

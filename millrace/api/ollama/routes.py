@@ -43,7 +43,7 @@ router.include_router(library.router)
 router.include_router(pull.router)
 
 T = TypeVar("T", bound=OllamaCommon)
-_NO_TIME = re.compile(r"[-+]?0*\.?0+(ns|us|µs|ms|s|m|h)?")
+_NO_TIME = re.compile(r"[-+]?(0+(\.0*)?|\.0+)(ns|us|µs|ms|s|m|h)?")
 
 
 @router.post("/api/chat")

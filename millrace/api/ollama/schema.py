@@ -7,27 +7,37 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-Unit = Annotated[float, Meta(ge=0.0, le=1.0)]
-Share = Annotated[float, Meta(gt=0.0, le=1.0)]
-Penalty = Annotated[float, Meta(ge=-100.0, le=100.0)]
-Token = Annotated[int, Meta(ge=0)]
+from millrace.serving.ranges import (
+    MOST,
+    Positive,
+    RepetitionPenalty,
+    Salt,
+    Share,
+    StopText,
+    Temperature,
+    TokenId,
+    Top,
+    TopK,
+    Unit,
+    WidePenalty,
+)
 
 
 class Options(msgspec.Struct, kw_only=True):
-    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] | None = None
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    temperature: Temperature | None = None
+    top_k: TopK | None = None
     top_p: Share | None = None
     min_p: Unit | None = None
     typical_p: Share | None = None
-    repeat_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repeat_last_n: Annotated[int, Meta(ge=-1)] | None = None
+    repeat_penalty: RepetitionPenalty | None = None
+    presence_penalty: WidePenalty | None = None
+    frequency_penalty: WidePenalty | None = None
+    repeat_last_n: Annotated[int, Meta(ge=-1, le=MOST)] | None = None
     seed: int | None = None
-    num_predict: Annotated[int, Meta(ge=-2)] | None = None
+    num_predict: Annotated[int, Meta(ge=-2, le=MOST)] | None = None
     """-1 and -2 take what the context window leaves."""
-    num_ctx: Annotated[int, Meta(ge=1)] | None = None
-    stop: str | list[str] | None = None
+    num_ctx: Positive | None = None
+    stop: StopText | list[StopText] | None = None
 
 
 REFUSED_OPTIONS: dict[str, tuple[Any, ...]] = {
@@ -70,8 +80,8 @@ class OllamaCommon(msgspec.Struct, kw_only=True):
     think: bool | Literal["low", "medium", "high"] | None = None
     keep_alive: str | float | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    cache_salt: Annotated[str, Meta(max_length=1024)] | None = None
+    top_logprobs: Top | None = None
+    cache_salt: Salt | None = None
     """Not Ollama's own: cached state is shared only with requests of the same salt."""
 
 
@@ -104,7 +114,7 @@ class OllamaGenerateRequest(OllamaCommon):
     prompt: str | None = None
     system: str | None = None
     raw: bool | None = None
-    context: list[Token] | None = None
+    context: list[TokenId] | None = None
 
 
 REFUSED_BY_CHAT: dict[str, tuple[Any, ...]] = {

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 
 from millrace.api.openai.schema import OpenAICommon
-from millrace.api.sampling import sampling_of, seed_of
+from millrace.api.sampling import sampling_of
 from millrace.protocol import Sampling, TokenLogprob
 from millrace.serving.model import ServedModel
-from millrace.serving.request import Request
+from millrace.serving.request import Request, seed_of
 from millrace.text.deltas import Usage
 from millrace.text.grammar import from_fields
 from millrace.text.grammar.lark import Entry

@@ -34,7 +34,7 @@ from millrace.protocol import TokenLogprob
 from millrace.serving.fold import Answer, fold
 from millrace.serving.group import Group
 from millrace.serving.model import ServedModel
-from millrace.serving.request import Request
+from millrace.serving.request import Request, check_tokens
 from millrace.text.deltas import Content, Delta, Event, Finish, Idle, PromptScores, Usage
 from millrace.text.grammar.lark import single
 
@@ -138,9 +138,12 @@ def prompts_of(prompt: str | list[Any], model: ServedModel) -> list[list[int]]:
     if all(isinstance(p, str) for p in prompt):
         return [model.text_prompt(p) for p in prompt]
     if all(_is_token(p) for p in prompt):
-        return [_checked(prompt, model)]
+        check_tokens("prompt", prompt, model.width)
+        return [prompt]
     if all(isinstance(p, list) and p and all(map(_is_token, p)) for p in prompt):
-        return [_checked(p, model) for p in prompt]
+        for ids in prompt:
+            check_tokens("prompt", ids, model.width)
+        return prompt
     raise BadRequest(
         "The prompt must be a string, a list of strings, a list of token ids, or a list of lists "
         "of token ids.",
@@ -150,16 +153,6 @@ def prompts_of(prompt: str | list[Any], model: ServedModel) -> list[list[int]]:
 
 def _is_token(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _checked(ids: list[int], model: ServedModel) -> list[int]:
-    size = len(model.tokenizer.vocabulary)
-    for id in ids:
-        if not 0 <= id < size:
-            raise BadRequest(
-                f"Token id {id} is not in the vocabulary of {size} tokens.", param="prompt"
-            )
-    return ids
 
 
 class _Envelope:

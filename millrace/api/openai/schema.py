@@ -7,11 +7,24 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-Unit = Annotated[float, Meta(ge=0.0, le=1.0)]
-Positive = Annotated[int, Meta(ge=1)]
-Token = Annotated[int, Meta(ge=0)]
-Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
-Top = Annotated[int, Meta(ge=0, le=20)]
+from millrace.serving.ranges import (
+    Bias,
+    Choices,
+    Count,
+    Penalty,
+    Positive,
+    Priority,
+    RepetitionPenalty,
+    Salt,
+    Share,
+    StopText,
+    Temperature,
+    Timeout,
+    TokenId,
+    Top,
+    TopK,
+    Unit,
+)
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -24,15 +37,15 @@ class OpenAICommon(msgspec.Struct, kw_only=True):
     """What chat and completions share."""
 
     model: str | None = None
-    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] | None = None
-    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    temperature: Temperature | None = None
+    top_p: Share | None = None
+    top_k: TopK | None = None
     min_p: Unit | None = None
     seed: int | None = None
     max_tokens: Positive | None = None
-    n: Annotated[int, Meta(ge=1, le=128)] | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[Token] | None = None
+    n: Choices | None = None
+    stop: StopText | list[StopText] | None = None
+    stop_token_ids: list[TokenId] | None = None
     include_stop_str_in_output: bool | None = None
     stop_in_reasoning: bool | None = None
     """Whether stop strings end the answer inside a thought too."""
@@ -41,20 +54,20 @@ class OpenAICommon(msgspec.Struct, kw_only=True):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
-    typical_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    typical_p: Share | None = None
     xtc_probability: Unit | None = None
     xtc_threshold: Unit | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: dict[str, Annotated[float, Meta(ge=-100.0, le=100.0)]] | None = None
-    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    logit_bias: dict[str, Bias] | None = None
+    min_tokens: Count | None = None
     ignore_eos: bool | None = None
-    priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None
+    priority: Priority | None = None
     """Higher goes first."""
-    timeout: Annotated[float, Meta(gt=0.0)] | None = None
+    timeout: Timeout | None = None
     """Seconds until the request ends with an error."""
-    cache_salt: Annotated[str, Meta(max_length=1024)] | None = None
+    cache_salt: Salt | None = None
     """Cached state is shared only with requests of the same salt."""
     skip_special_tokens: bool = True
     stream: bool | None = None
@@ -129,7 +142,7 @@ class ChatRequest(OpenAICommon):
     web_search_options: dict[str, Any] | None = None
     """A hosted tool: left out, and named in `x-millrace-ignored`."""
     enable_thinking: bool | None = None
-    thinking_token_budget: Annotated[int, Meta(ge=0)] | None = None
+    thinking_token_budget: Count | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -142,7 +155,7 @@ class CompletionRequest(OpenAICommon):
     echo: bool | None = None
     suffix: str | None = None
     """What follows the text that is wanted; for models that fill in the middle."""
-    best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
+    best_of: Choices | None = None
 
 
 ADVISORY = frozenset(

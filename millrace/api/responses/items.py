@@ -28,7 +28,7 @@ def _read(item: Any, where: str) -> Item:
     kind = item.get("type")
     if kind is None:
         kind = "message" if "role" in item else "item_reference"
-    reader = _READERS.get(kind)
+    reader = _READERS.get(kind) if isinstance(kind, str) else None
     if reader is None:
         raise Unsupported(f"{where}: items of type '{kind}' are not supported here.", param=where)
     return reader(item, where)
@@ -142,7 +142,7 @@ def _more_tools(item: Mapping[str, Any], where: str) -> Item:
     return _begun(item, "additional_tools") | {"role": "developer", "tools": tools}
 
 
-_READERS: dict[Any, Callable[[Mapping[str, Any], str], Item]] = {
+_READERS: dict[str, Callable[[Mapping[str, Any], str], Item]] = {
     "message": _message,
     "function_call": _call("function_call", "arguments"),
     "function_call_output": _output("function_call_output"),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
-from msgspec import Meta
 
-from millrace.api.openai.schema import ADVISORY, OpenAICommon, Positive, Top, known
+from millrace.api.openai.schema import ADVISORY, OpenAICommon, known
+from millrace.serving.ranges import Count, Positive, Top
 
 
 class ReasoningOptions(msgspec.Struct):
@@ -49,7 +49,7 @@ class ResponsesRequest(OpenAICommon):
     background: bool | None = None
     include: list[Includable] | None = None
     max_output_tokens: Positive | None = None
-    max_tool_calls: Annotated[int, Meta(ge=0)] | None = None
+    max_tool_calls: Count | None = None
     """Counts calls of hosted tools, of which this server makes none."""
     metadata: dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -63,7 +63,7 @@ class ResponsesRequest(OpenAICommon):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     enable_thinking: bool | None = None
-    thinking_token_budget: Annotated[int, Meta(ge=0)] | None = None
+    thinking_token_budget: Count | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 

@@ -174,7 +174,8 @@ def _required(functions: list[dict[str, Any]]) -> ChosenTools:
 def _find(wanted: Tool, box: Toolbox) -> str:
     """The flat name of the tool that a choice names."""
     name = str(wanted.get("name"))
-    exact = flat_name(wanted.get("namespace"), name)
+    namespace = wanted.get("namespace")
+    exact = flat_name(namespace if isinstance(namespace, str) else None, name)
     if exact in box.offered:
         return exact
     found = [flat for flat, offered in box.offered.items() if offered.name == name]
@@ -191,7 +192,7 @@ def _allowed(choice: Tool, box: Toolbox) -> ChosenTools:
     listed = choice.get("tools")
     if not isinstance(listed, list) or not all(isinstance(t, Mapping) for t in listed):
         raise BadRequest("tool_choice.tools must be a list of tools.", param="tool_choice")
-    groups = {t.get("name") for t in listed if t.get("type") == "namespace"}
+    groups = {str(t.get("name")) for t in listed if t.get("type") == "namespace"}
     names = {flat for flat, offered in box.offered.items() if offered.namespace in groups}
     names |= {_find(t, box) for t in listed if t.get("type") in ("function", "custom")}
     functions = [f for f in box.functions if f["function"]["name"] in names]

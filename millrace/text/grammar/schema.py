@@ -14,6 +14,7 @@ from typing import Any
 from llguidance import LLMatcher
 
 from millrace.errors import BadRequest
+from millrace.text import embedded
 from millrace.text.grammar.lark import single
 
 BLANKS = r"[ \n\t]{0,16}"
@@ -27,7 +28,7 @@ def enforceable(schema: Any, param: str) -> Any:
     """The schema ready for the grammar compiler, or a BadRequest that says what stands in the way."""
     if isinstance(schema, str):
         try:
-            schema = json.loads(schema)
+            schema = embedded.read(schema)
         except ValueError as error:
             raise BadRequest(f"'{param}' is not valid JSON: {error}.", param=param) from error
     if schema is True:
