@@ -106,6 +106,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_body: int = 32 * 1024 * 1024
     keep_alive: float = 5.0
     """Seconds between SSE comment lines while nothing else is sent."""
+    reader_timeout: float = 60.0
+    """Seconds after which a client that takes nothing of its answer is let go."""
     max_queue: int = 256
     """Answers that may wait for a place in the batch; more are refused with a 429."""
     store: str | None = None
@@ -133,6 +135,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.drain_timeout < 0:
             raise SetupError("--drain-timeout cannot be negative.")
         _positive("--max-body", self.max_body)
+        _positive("--reader-timeout", self.reader_timeout)
         if self.max_queue < 0:
             raise SetupError("--max-queue cannot be negative.")
         _positive("--store-days", self.store_days)

@@ -36,9 +36,11 @@ class Unsupported(BadRequest):
 class ContextLengthExceeded(BadRequest):
     code = "context_length_exceeded"
 
-    def __init__(self, prompt_tokens: int, window: int) -> None:
+    def __init__(self, prompt_tokens: int, window: int, *, at_least: bool = False) -> None:
+        """`at_least` says that the prompt was not counted, since it cannot be shorter than that."""
+        length = f"at least {prompt_tokens}" if at_least else str(prompt_tokens)
         super().__init__(
-            f"The prompt is {prompt_tokens} tokens long, and the context window is {window} "
+            f"The prompt is {length} tokens long, and the context window is {window} "
             f"tokens. Shorten the prompt, or start the server with a larger --context.",
             param="messages",
         )

@@ -96,7 +96,7 @@ class LLM:
 
     def close(self) -> None:
         if self._thread.is_alive():
-            self._call(self._model.client.stop())
+            self._call(self._model.stop())
             self._end_loop()
 
     @property
@@ -170,7 +170,7 @@ class LLM:
         return list(await asyncio.gather(*(self._one(p, options) for p in prompt)))
 
     async def _one(self, prompt: Prompt, options: dict[str, Any]) -> Output:
-        running = self._model.run(self._request(prompt, options))
+        running = self._model.run(await asyncio.to_thread(self._request, prompt, options))
         try:
             answers, usage = await fold(running.events(), running.n)
         finally:
@@ -190,7 +190,7 @@ class LLM:
         put: Callable[[str | BaseException | None], None],
     ) -> None:
         try:
-            running = self._model.run(self._request(prompt, options))
+            running = self._model.run(await asyncio.to_thread(self._request, prompt, options))
             try:
                 async for event in running.events():
                     if isinstance(event, Delta) and isinstance(event.piece, Content):

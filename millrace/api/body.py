@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
@@ -9,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import Request
 
+from millrace.api.decoding import LARGE, decode_large
 from millrace.errors import BadRequest, RequestTooLarge, Unsupported
 
 T = TypeVar("T")
@@ -21,7 +23,10 @@ async def read_object(request: Request, limit: int) -> dict[str, Any]:
     """The JSON object in the body."""
     body = await _read(request, limit)
     try:
-        value = msgspec.json.decode(body)
+        if len(body) < LARGE:
+            value = msgspec.json.decode(body)
+        else:
+            value = await asyncio.to_thread(decode_large, body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"The body is not valid JSON: {error}") from error
     except RecursionError as error:

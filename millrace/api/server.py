@@ -10,16 +10,22 @@ import asyncio
 import contextlib
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import uvicorn
 
 from millrace.api.app import create_app
 from millrace.api.context import Context
-from millrace.api.http1 import HttpProtocol
+from millrace.api.reader_watch import watched_protocol
 from millrace.api.warming import warm_up
 from millrace.errors import EngineUnavailable
 from millrace.serving.registry import Registry
+
+_THREADS = 64
+_TURN = 0.001
+"""Seconds that a thread may keep the interpreter's lock while the event loop wants it."""
 
 
 class _Uvicorn(uvicorn.Server):
@@ -36,7 +42,7 @@ async def serve(
     server = _Uvicorn(
         uvicorn.Config(
             create_app(context),
-            http=HttpProtocol,
+            http=watched_protocol(config.reader_timeout),
             log_config=None,
             log_level="warning",
             access_log=False,
@@ -47,6 +53,9 @@ async def serve(
         )
     )
     loop = asyncio.get_running_loop()
+    # Requests are prepared on threads: few wait for workers at a time, and none for those that do.
+    loop.set_default_executor(ThreadPoolExecutor(_THREADS, thread_name_prefix="millrace"))
+    sys.setswitchinterval(_TURN)
     drain = _Drain(server, context.registry, config.drain_timeout)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, drain.begin)
@@ -58,7 +67,7 @@ async def serve(
     finally:
         watch.cancel()
         await context.jobs.finished(config.drain_timeout)
-        await asyncio.gather(*(m.client.stop() for m in context.registry.all()))
+        await asyncio.gather(*(m.stop() for m in context.registry.all()))
         await context.jobs.finished(1.0)
 
 

@@ -22,7 +22,6 @@ from millrace.protocol import Sampling
 from millrace.serving.model import Running, ServedModel
 from millrace.serving.request import Request
 from millrace.serving.warming import Line, Talk, Warmed
-from millrace.text.message_boundaries import opening
 
 log = logging.getLogger("millrace.api")
 
@@ -53,8 +52,8 @@ def _conversation(model: ServedModel, id: str, item: Talk) -> Request:
         request = model.chat(id, chat)
         request.chat = None
         return request
-    prompt = model.tokenizer.encode(opening(model.dialect, chat))
-    return Request(id=id, prompt=prompt, stripped=model.dialect.stripped(chat))
+    prompt = model.opening(chat)
+    return Request(id=id, prompt=prompt.tokens, stripped=prompt.stripped)
 
 
 async def finish(running: Running) -> Warmed:

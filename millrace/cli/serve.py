@@ -150,6 +150,12 @@ def serve(
     keep_alive: Annotated[
         float, typer.Option(help="Seconds of silence after which a stream gets a comment line.")
     ] = 5.0,
+    reader_timeout: Annotated[
+        float,
+        typer.Option(
+            help="Seconds after which a client that takes nothing of its answer is let go."
+        ),
+    ] = 60.0,
     drain_timeout: Annotated[
         float, typer.Option(help="Seconds that running streams get to finish on SIGTERM.")
     ] = 30.0,
@@ -210,6 +216,7 @@ def serve(
         port=port,
         max_body=max_body,
         keep_alive=keep_alive,
+        reader_timeout=reader_timeout,
         drain_timeout=drain_timeout,
         max_queue=max_queue,
         store=store,

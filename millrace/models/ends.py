@@ -19,7 +19,7 @@ class _Added(msgspec.Struct):
     content: str
 
 
-class _Model(msgspec.Struct, frozen=True):
+class _VocabularyPart(msgspec.Struct, frozen=True):
     vocab: msgspec.Raw = msgspec.Raw(b"{}")
 
 
@@ -27,7 +27,7 @@ class _TokenizerFile(msgspec.Struct):
     """The few parts that are wanted; the rest is passed over, which takes a tenth of the time."""
 
     added_tokens: list[_Added] = []
-    model: _Model = _Model()
+    model: _VocabularyPart = _VocabularyPart()
 
 
 def end_ids(folder: Path) -> frozenset[int]:

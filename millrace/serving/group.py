@@ -11,6 +11,9 @@ from millrace.serving.model import Running, ServedModel
 from millrace.serving.request import Request
 from millrace.text.deltas import Delta, Event, Idle, PromptScores, Usage
 
+_AHEAD = 64
+"""Events that are read ahead of a client; what comes then waits, put together, at its source."""
+
 
 class Group:
     """Choice k of prompt i is choice i·n + k of the group. Must be closed, like a Running."""
@@ -36,7 +39,7 @@ class Group:
             async for event in self._members[0].events():
                 yield event
             return
-        queue: asyncio.Queue[Event | BaseException | None] = asyncio.Queue()
+        queue: asyncio.Queue[Event | BaseException | None] = asyncio.Queue(_AHEAD)
         tasks = [
             asyncio.create_task(_forward(member, i * member.n, queue))
             for i, member in enumerate(self._members)
@@ -58,10 +61,10 @@ async def _forward(
                 event = msgspec.structs.replace(event, choice=first + event.choice)
             elif isinstance(event, PromptScores):
                 event = PromptScores(first, event.items)
-            queue.put_nowait(event)
-        queue.put_nowait(None)
+            await queue.put(event)
+        await queue.put(None)
     except Exception as error:
-        queue.put_nowait(error)
+        await queue.put(error)
 
 
 async def _merge(

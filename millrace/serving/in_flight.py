@@ -21,6 +21,10 @@ Outcome = Literal["running", "ok", "cancelled", "timeout", "error", "disconnecte
 Item = RowTokens | PromptLogprobs
 
 
+MOST_QUEUED = 64
+"""Steps whose tokens wait one by one for a reader; beyond, those of a choice are put together."""
+
+
 class InFlight:
     def __init__(
         self,
@@ -53,6 +57,8 @@ class InFlight:
         self.timer: asyncio.TimerHandle | None = None
         self._scored = False
         self._queue: asyncio.Queue[Item | MillraceError] = asyncio.Queue()
+        self._last: dict[int, RowTokens] = {}
+        """What was queued last for each choice."""
         self._abandon = abandon
         self._idle = idle
 
@@ -99,6 +105,13 @@ class InFlight:
         self.generated[row.choice] += row.tokens
         if row.finish is not None:
             self.open.discard(row.choice)
+        if self._queue.qsize() >= MOST_QUEUED and (last := self._last.get(row.choice)):
+            # Nobody reads: what comes is added to what waits, so that only tokens are kept.
+            last.tokens += row.tokens
+            last.logprobs += row.logprobs
+            last.finish = row.finish
+            return
+        self._last[row.choice] = row
         self._queue.put_nowait(row)
 
     def scores(self, prompt: PromptLogprobs) -> None:
@@ -128,4 +141,6 @@ class InFlight:
                     continue
             if isinstance(item, MillraceError):
                 raise item
+            if isinstance(item, RowTokens) and self._last.get(item.choice) is item:
+                del self._last[item.choice]
             yield item

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import secrets
 import time
@@ -12,34 +13,43 @@ from millrace.engine.rng import derive
 from millrace.errors import BadRequest, ContextLengthExceeded
 from millrace.models.files import read_json
 from millrace.models.window import read_config
-from millrace.protocol import Choice, LazyGrammar, PromptLogprobs, RowTokens, Submit
+from millrace.protocol import Choice, PromptLogprobs, RowTokens, Submit
 from millrace.serving.client import EngineClient
 from millrace.serving.in_flight import InFlight, Phase
 from millrace.serving.request import Request, fit
+from millrace.serving.workers import TextDesk
 from millrace.text.deltas import Delta, Event, Idle, PromptScores, Usage
-from millrace.text.dialect import Conversation, Dialect
+from millrace.text.dialect import Conversation
 from millrace.text.fim import Infill, infill_of
-from millrace.text.grammar.lark import Entry
-from millrace.text.message_boundaries import boundaries
+from millrace.text.grammar import Demand
 from millrace.text.pipeline import ChoicePipeline
-from millrace.text.tokenizer import Tokenizer
+from millrace.text.tasks import (
+    ChatTask,
+    CountTask,
+    EncodeTask,
+    FormTask,
+    OpeningTask,
+    PromptLength,
+    RenderTask,
+    TextSide,
+    WrittenPrompt,
+)
 
 
 class ServedModel:
-    def __init__(
-        self,
-        name: str,
-        tokenizer: Tokenizer,
-        dialect: Dialect,
-        client: EngineClient,
-        window: int,
-    ) -> None:
+    def __init__(self, name: str, side: TextSide, client: EngineClient) -> None:
         self.name = name
-        self.tokenizer = tokenizer
-        self.dialect = dialect
+        self.tokenizer = side.tokenizer
+        self.dialect = side.dialect
         self.client = client
-        self.window = window
+        self.window = side.config.window
         self.created = int(time.time())
+        self._desk = TextDesk(side)
+
+    async def stop(self) -> None:
+        """End the engine and whatever else runs for the model."""
+        await self.client.stop()
+        await asyncio.to_thread(self._desk.close)
 
     @functools.cached_property
     def defaults(self) -> dict[str, Any]:
@@ -53,34 +63,56 @@ class ServedModel:
         """How the model fills a gap between two texts; None if it was not taught to."""
         return infill_of(self.tokenizer)
 
-    def chat(self, id: str, chat: Conversation, entry: Entry | None = None) -> Request:
+    def chat(self, id: str, chat: Conversation, demand: Demand | None = None) -> Request:
         """A conversation as a request: its prompt, and what its answer must look like.
 
-        Renders and tokenises, which takes a while for a long one: not for the event loop.
+        This and the following take a while for what is long: they are not for the event loop.
         """
-        text = self.dialect.render(chat)
-        prompt, ends = self.tokenizer.encode_placed(text)
-        lazy = self.dialect.strict(chat) if entry is None else None
+        prompt = self._desk.run(ChatTask(chat=chat, demand=demand, boundaries=self._has_boundaries))
         return Request(
             id=id,
-            prompt=prompt,
+            prompt=prompt.tokens,
             chat=chat,
-            prompt_text=text,
-            grammar=self.dialect.grammar(chat, entry, text),
-            lazy_grammar=LazyGrammar(list(lazy.triggers), lazy.grammar) if lazy else None,
-            thinking=self.dialect.limit(chat, text),
-            boundaries=boundaries(self.dialect, chat, text, ends) if self._has_boundaries else [],
-            stripped=self.dialect.stripped(chat),
+            prompt_text=prompt.text,
+            grammar=prompt.grammar,
+            lazy_grammar=prompt.lazy_grammar,
+            thinking=prompt.thinking,
+            boundaries=prompt.boundaries,
+            stripped=prompt.stripped,
         )
+
+    def count(self, chat: Conversation, demand: Demand | None = None) -> PromptLength:
+        """The length of a conversation's prompt, were it larger than the window."""
+        return self._desk.run(CountTask(chat=chat, demand=demand))
+
+    def opening(self, chat: Conversation) -> WrittenPrompt:
+        """All that a conversation's prompt has before its first user's words."""
+        return self._desk.run(OpeningTask(chat))
+
+    def render(self, chat: Conversation, *, special: bool = False) -> WrittenPrompt:
+        """A conversation as the template writes it, whatever its length."""
+        return self._desk.run(RenderTask(chat=chat, special=special))
+
+    def encode(self, texts: list[str], *, special: bool) -> list[list[int]]:
+        """Texts as tokens, whatever their number."""
+        return self._desk.run(EncodeTask(texts=texts, special=special, fit=False))
+
+    def text_prompts(self, texts: list[str]) -> list[list[int]]:
+        """Raw prompts, each of which must have room in the window."""
+        return self._desk.run(EncodeTask(texts=texts))
+
+    def text_prompt(self, text: str) -> list[int]:
+        return self.text_prompts([text])[0]
+
+    def form(self, demand: Demand | None) -> str | None:
+        """The grammar of an answer to a raw prompt."""
+        return None if demand is None else self._desk.run(FormTask(demand))
 
     @property
     def _has_boundaries(self) -> bool:
         """Whether the engine has a use for them; one that is not up yet may have."""
         ready = self.client.ready
         return ready is None or ready.checkpoints
-
-    def text_prompt(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text, special=True)
 
     def budget(self, request: Request) -> int:
         """How many tokens the request may make; raises if its prompt alone is too long."""

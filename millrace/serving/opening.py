@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import itertools
 import shutil
 import tempfile
@@ -9,15 +11,14 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from millrace.config import EngineConfig
+from millrace.errors import ModelError
 from millrace.models.window import read_config, window_of
 from millrace.serving.admission import Admission
 from millrace.serving.client import EngineClient
 from millrace.serving.connection import Connection, ProcessConnection
 from millrace.serving.metrics import Metrics
 from millrace.serving.model import ServedModel
-from millrace.text.dialect import Dialect
-from millrace.text.tokenizer import Tokenizer
-from millrace.text.volatile import Volatile
+from millrace.text.tasks import TextSide, TextSideConfig
 
 
 class Workplace:
@@ -52,7 +53,16 @@ async def open_model(
     admission = Admission(config.max_running, max_queue)
     client = EngineClient(launch, admission, metrics.of(config.name), idle=idle)
     await client.start()
-    tokenizer = Tokenizer(Path(config.model))
-    volatile = Volatile(config.strip_volatile)
-    dialect = Dialect(tokenizer, config.tool_format, config.reasoning_format, volatile)
-    return ServedModel(config.name, tokenizer, dialect, client, window)
+    side = TextSide(
+        TextSideConfig(
+            folder=config.model,
+            window=window,
+            tool_format=config.tool_format,
+            reasoning_format=config.reasoning_format,
+            strip_volatile=config.strip_volatile,
+        )
+    )
+    # What grammars need is read now, since it holds up everything else while it is.
+    with contextlib.suppress(ModelError):
+        await asyncio.to_thread(lambda: side.dialect.marker_tokens)
+    return ServedModel(config.name, side, client)

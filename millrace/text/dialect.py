@@ -7,14 +7,11 @@ it a conversation and get a prompt; they give it a prompt and get a parser for t
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from llguidance import LLTokenizer
-
-from millrace.errors import BadRequest, ModelError, Unsupported
+from millrace.errors import BadRequest, Unsupported
 from millrace.protocol import Thinking
 from millrace.text import grammar as grammars
 from millrace.text.formats import (
@@ -29,6 +26,7 @@ from millrace.text.formats import (
 )
 from millrace.text.formats.style import Style, probe
 from millrace.text.grammar.lark import Entry
+from millrace.text.grammar.trial import GrammarTrial
 from millrace.text.messages import cut, open_ended, prepare
 from millrace.text.template import ChatTemplate
 from millrace.text.tokenizer import Tokenizer
@@ -84,7 +82,8 @@ class Dialect:
         self._volatile = volatile or Volatile()
         self._tool_format = tool_format
         self._reasoning_format = reasoning_format
-        self._lock = threading.Lock()
+        self.trial = GrammarTrial(tokenizer.folder)
+        """Where grammars are tried before a request with one is taken."""
 
     @functools.cached_property
     def template(self) -> ChatTemplate:
@@ -140,14 +139,9 @@ class Dialect:
     @functools.cached_property
     def marker_tokens(self) -> dict[str, int]:
         """The markers that grammars must match as tokens, since no text spells them."""
-        with self._lock:
-            file = self._tokenizer.folder / "tokenizer.json"
-            try:
-                guide = LLTokenizer(file.read_text(encoding="utf-8"))
-            except (OSError, ValueError) as error:
-                raise ModelError(f"{file} cannot be used for structured output: {error}") from error
-            added = self._tokenizer.vocabulary.added
-            return {text: id for id, text in added.items() if guide.is_special_token(id)}
+        known = self.trial.tokenizer
+        added = self._tokenizer.vocabulary.added
+        return {text: id for id, text in added.items() if known.is_special_token(id)}
 
     def render(self, chat: Conversation) -> str:
         """The prompt's text."""

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer as _Fast
 from millrace.errors import ModelError
 from millrace.models.ends import end_ids, special_text
 from millrace.models.files import read_json
+from millrace.text.bounds import FewestTokens
 from millrace.text.vocabulary import Vocabulary
 
 
@@ -39,6 +40,14 @@ class Tokenizer:
         """Token ids as `encode` gives them, and the character at which each of them ends."""
         encoded = self._fast.encode_batch([text], add_special_tokens=False)[0]
         return list(encoded.ids), [end for _, end in encoded.offsets]
+
+    @functools.cached_property
+    def _fewest(self) -> FewestTokens:
+        return FewestTokens(self.folder / "tokenizer.json", self._fast.get_vocab())
+
+    def fewest_tokens(self, text: str) -> int:
+        """A number of tokens that the text cannot have fewer of, found without tokenising it."""
+        return self._fewest.of(text)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         return str(self._fast.decode(list(ids), skip_special_tokens=skip_special))

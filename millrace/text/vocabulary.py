@@ -48,7 +48,7 @@ class Vocabulary:
         if token is None:
             return b""
         if self._byte_level:
-            return b"".join(_BYTES.get(c) or c.encode() for c in token)
+            return b"".join(BYTE_ALPHABET.get(c) or c.encode() for c in token)
         if match := _BYTE_TOKEN.match(token):
             return bytes([int(match[1], 16)])
         return str(token).replace("▁", " ").encode()
@@ -70,4 +70,5 @@ def _byte_alphabet() -> dict[str, bytes]:
     return table | {chr(256 + n): bytes([b]) for n, b in enumerate(others)}
 
 
-_BYTES = _byte_alphabet()
+BYTE_ALPHABET = _byte_alphabet()
+"""The characters of byte-level vocabularies, and the bytes they stand for."""

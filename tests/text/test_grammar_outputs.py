@@ -14,13 +14,14 @@ from millrace.errors import BadRequest
 from millrace.text.formats import by_name
 from millrace.text.grammar import (
     answer_grammar,
+    demand_of,
+    demand_of_format,
     from_choice,
-    from_fields,
     from_grammar,
     from_regex,
-    from_response_format,
     from_schema,
 )
+from millrace.text.grammar.outputs import most_alternatives
 
 PLAIN = by_name("plain")
 BYTES = Vocabulary([])
@@ -31,25 +32,26 @@ def accepts(entry: dict[str, Any], text: str) -> bool:
 
 
 def test_response_formats() -> None:
-    assert from_response_format(None) is None
-    assert from_response_format({"type": "text"}) is None
-    anything = from_response_format({"type": "json_object"})
+    assert demand_of_format(None) is None
+    assert demand_of_format({"type": "text"}) is None
+    anything = demand_of_format({"type": "json_object"})
     assert anything is not None
-    assert accepts(anything, '{"a": [1, {"b": null}]}')
-    assert not accepts(anything, "[1]")
+    assert accepts(anything.entry(), '{"a": [1, {"b": null}]}')
+    assert not accepts(anything.entry(), "[1]")
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     for shape in (
         {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}},
         {"type": "json_schema", "name": "x", "schema": schema},
     ):
-        entry = from_response_format(shape)
-        assert entry is not None
+        demand = demand_of_format(shape)
+        assert demand is not None
+        entry = demand.entry()
         assert accepts(entry, '{\n  "n": 12\n}')
         assert not accepts(entry, '{"n": "12"}')
         assert not accepts(entry, '{"n":' + " " * 40 + "12}")
     for bad in ("json", {"type": "xml"}, {"type": "json_schema"}):
         with pytest.raises(BadRequest):
-            from_response_format(bad)
+            demand_of_format(bad)
 
 
 def test_other_ways_to_demand_a_form() -> None:
@@ -66,12 +68,12 @@ def test_other_ways_to_demand_a_form() -> None:
         ({"ebnf": gbnf}, "7"),
         ({"response_format": {"type": "json_object"}}, "{}"),
     ):
-        entry = from_fields(fields)
-        assert entry is not None
-        assert accepts(entry, text)
-    assert from_fields({"guided_json": None}) is None
+        demand = demand_of(fields)
+        assert demand is not None
+        assert accepts(demand.entry(), text)
+    assert demand_of({"guided_json": None}) is None
     with pytest.raises(BadRequest, match="only one"):
-        from_fields({"guided_regex": "a", "guided_choice": ["b"]})
+        demand_of({"guided_regex": "a", "guided_choice": ["b"]})
     mistakes: list[dict[str, Any]] = [
         {"guided_regex": "("},
         {"guided_grammar": "start: ("},
@@ -79,8 +81,21 @@ def test_other_ways_to_demand_a_form() -> None:
     ]
     for bad in mistakes:
         with pytest.raises(BadRequest) as error:
-            from_fields(bad)
+            demand = demand_of(bad)
+            assert demand is not None
+            demand.entry()
         assert error.value.param == next(iter(bad))
+
+
+def test_alternatives_are_counted_at_one_place() -> None:
+    assert most_alternatives('start: "a"\n') == 1
+    assert most_alternatives('start: "a|b|c" | /x|y/ | b\nb: "q" | "r"\n') == 3
+    assert most_alternatives('start: ("a" | "b") ("c" | "d")\n') == 2
+    assert most_alternatives('start: A\nA: "a" | "b" | "c"\n') == 1
+    assert most_alternatives('start: "a"\n     | "b"\n     | "c"\n') == 3
+    many = 'root ::= "x" | ' + " | ".join(f'"{i}" "y"' for i in range(3000))
+    with pytest.raises(BadRequest, match="3001 alternatives"):
+        from_grammar(many, "ebnf")
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,7 @@ from millrace.api.anthropic.schema import (
 )
 from millrace.errors import BadRequest, Unsupported
 from millrace.text.dialect import Conversation, Dialect
-from millrace.text.grammar import from_schema
-from millrace.text.grammar.lark import Entry
+from millrace.text.grammar import Demand
 
 _DATE = re.compile(r"_\d{8}\Z")
 _NAMES = {"effort": "output_config.effort", "thinking": "thinking"}
@@ -42,7 +41,7 @@ class ThreadUnsupported(Unsupported):
 @dataclass
 class PreparedRequest:
     chat: Conversation
-    entry: Entry | None = None
+    demand: Demand | None = None
     """The form that the answer must have."""
     ignored: list[str] = field(default_factory=list)
     """What the request asked for and this model or server does not do."""
@@ -54,8 +53,8 @@ def prepare(wire: Prompt, dialect: Dialect) -> PreparedRequest:
         raise ThreadUnsupported("'thread' is not supported by this server.", param="thread")
     tools, ignored = _tools(wire.tools or [])
     turns, continues = _prefill(conversation_of(wire.system, wire.messages))
-    entry = _form(wire)
-    if entry is not None and continues:
+    demand = _form(wire)
+    if demand is not None and continues:
         raise BadRequest(
             "An answer that must be JSON cannot go on from a message of the assistant: leave out "
             "the last message, or output_config.format.",
@@ -77,7 +76,7 @@ def prepare(wire: Prompt, dialect: Dialect) -> PreparedRequest:
         ignored.append("container")
     if wire.output_config is not None and wire.output_config.task_budget is not None:
         ignored.append("output_config.task_budget")
-    return PreparedRequest(chat, entry, ignored)
+    return PreparedRequest(chat, demand, ignored)
 
 
 def _prefill(turns: list[Turn]) -> tuple[list[Turn], bool]:
@@ -161,7 +160,7 @@ def _think(chat: Conversation, wire: Prompt, dialect: Dialect) -> None:
         chat.effort = effort_word(dialect, wish) if dialect.controls.effort else wish
 
 
-def _form(wire: Prompt) -> Entry | None:
+def _form(wire: Prompt) -> Demand | None:
     asked: dict[str, Form | None] = {
         "output_config.format": wire.output_config.format if wire.output_config else None,
         "output_format": wire.output_format,
@@ -170,7 +169,7 @@ def _form(wire: Prompt) -> Entry | None:
     if len(found) > 1:
         raise BadRequest(f"Give only one of {' and '.join(found)}.", param="output_format")
     for name, form in found.items():
-        return from_schema(form.schema, f"{name}.schema")
+        return Demand("schema", form.schema, f"{name}.schema")
     return None
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
 
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
@@ -13,7 +13,7 @@ from starlette.responses import Response
 from millrace.api.answer import EventStream, as_json, whole
 from millrace.api.anthropic.blocks import Blocks, Folding
 from millrace.api.anthropic.events import Count, MessageAnswer, StreamEvent, encoded, error_event
-from millrace.api.anthropic.prepare import prepare
+from millrace.api.anthropic.prepare import PreparedRequest, prepare
 from millrace.api.anthropic.schema import KNOWN, REFUSED, MessagesRequest, Prompt, ThinkingOn
 from millrace.api.body import convert, read_object, refuse, unknown
 from millrace.api.context import context_of, request_id
@@ -26,7 +26,9 @@ from millrace.protocol import Sampling
 from millrace.serving.model import Running, ServedModel
 from millrace.serving.request import Request, seed_of
 from millrace.text.stops import parse_stops
+from millrace.text.tasks import PromptLength
 
+T = TypeVar("T")
 router = APIRouter()
 _SAMPLING = tuple(f for f in Sampling.__struct_fields__ if f != "logit_bias")
 
@@ -48,7 +50,7 @@ async def messages(http: HttpRequest) -> Response:
         raise BadRequest(
             "thinking.budget_tokens must be less than max_tokens.", param="thinking.budget_tokens"
         )
-    model, request, headers = await _request(http, raw, wire)
+    model, request, headers = await _prepared(http, raw, wire, _asked)
     _fill(request, wire, model)
     running = run(http, model, request)
     hidden = wire.thinking is not None and wire.thinking.display == "omitted"
@@ -68,26 +70,37 @@ async def messages(http: HttpRequest) -> Response:
 )
 async def count_tokens(http: HttpRequest) -> Response:
     raw = await read_object(http, context_of(http).config.max_body)
-    _, request, headers = await _request(http, raw, convert(raw, Prompt))
-    note(http.scope, request.stripped)
-    return as_json(Count(len(request.prompt)), headers)
+
+    def counted(model: ServedModel, id: str, ready: PreparedRequest) -> PromptLength:
+        return model.count(ready.chat, ready.demand)
+
+    _, count, headers = await _prepared(http, raw, convert(raw, Prompt), counted)
+    note(http.scope, count.stripped)
+    return as_json(Count(count.tokens), headers)
 
 
-async def _request(
-    http: HttpRequest, raw: dict[str, Any], wire: Prompt
-) -> tuple[ServedModel, Request, dict[str, str]]:
-    """The model, the request with its prompt, and the headers of its response."""
+def _asked(model: ServedModel, id: str, ready: PreparedRequest) -> Request:
+    return model.chat(id, ready.chat, ready.demand)
+
+
+async def _prepared(
+    http: HttpRequest,
+    raw: dict[str, Any],
+    wire: Prompt,
+    work: Callable[[ServedModel, str, PreparedRequest], T],
+) -> tuple[ServedModel, T, dict[str, str]]:
+    """The model, what is made of the prompt, and the headers of the response."""
     refuse(raw, REFUSED)
     model = context_of(http).registry.get(wire.model)
     id = request_id(http, "msg_")
 
-    def prepared() -> tuple[Request, list[str]]:
+    def prepared() -> tuple[T, list[str]]:
         ready = prepare(wire, model.dialect)
-        return model.chat(id, ready.chat, ready.entry), ready.ignored
+        return work(model, id, ready), ready.ignored
 
-    request, ignored = await asyncio.to_thread(prepared)
+    found, ignored = await asyncio.to_thread(prepared)
     headers = {"x-request-id": id, "request-id": id}
-    return model, request, headers | ignored_header([*unknown(raw, KNOWN), *ignored])
+    return model, found, headers | ignored_header([*unknown(raw, KNOWN), *ignored])
 
 
 def _fill(request: Request, wire: MessagesRequest, model: ServedModel) -> None:

@@ -10,6 +10,8 @@ from millrace.serving.model import Running
 from millrace.text.deltas import Event
 
 Item = Event | Cancelled
+_AHEAD = 64
+"""Events that are read ahead of a client."""
 
 
 class GenerateBatch:
@@ -24,7 +26,7 @@ class GenerateBatch:
 
     async def events(self) -> AsyncIterator[tuple[int, Item]]:
         """Each event with its member's number; a cancellation is the last event of its member."""
-        queue: asyncio.Queue[tuple[int, Item | Exception | None]] = asyncio.Queue()
+        queue: asyncio.Queue[tuple[int, Item | Exception | None]] = asyncio.Queue(_AHEAD)
         tasks = [asyncio.create_task(_forward(i, m, queue)) for i, m in enumerate(self.members)]
         left = len(tasks)
         try:
@@ -46,7 +48,7 @@ async def _forward(
 ) -> None:
     try:
         async for event in member.events():
-            queue.put_nowait((number, event))
+            await queue.put((number, event))
     except Exception as error:
-        queue.put_nowait((number, error))
-    queue.put_nowait((number, None))
+        await queue.put((number, error))
+    await queue.put((number, None))

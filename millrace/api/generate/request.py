@@ -19,8 +19,7 @@ from millrace.api.sampling import sampling_of
 from millrace.errors import BadRequest
 from millrace.serving.model import ServedModel
 from millrace.serving.request import Request, check_tokens, seed_of
-from millrace.text.grammar import from_fields
-from millrace.text.grammar.lark import single
+from millrace.text.grammar import demand_of
 from millrace.text.stops import parse_stops
 
 T = TypeVar("T")
@@ -68,7 +67,7 @@ def prompts_of(wire: GenerateRequest, model: ServedModel) -> tuple[list[list[int
     if wire.text is not None:
         if not wire.text:
             raise BadRequest("'text' is an empty list.", param="text")
-        return [model.text_prompt(t) for t in wire.text], True
+        return model.text_prompts(wire.text), True
     given = wire.input_ids or []
     single_prompt = [i for i in given if isinstance(i, int)]
     batch = [p for p in given if isinstance(p, list)]
@@ -143,7 +142,7 @@ def _request(id: str, prompt: list[int], wire: SamplingParams, model: ServedMode
             f"{wire.max_new_tokens}.",
             param="sampling_params.min_new_tokens",
         )
-    entry = from_fields(
+    demand = demand_of(
         {"json_schema": wire.json_schema, "regex": wire.regex, "ebnf": wire.ebnf},
     )
     return Request(
@@ -158,5 +157,5 @@ def _request(id: str, prompt: list[int], wire: SamplingParams, model: ServedMode
         stop_token_ids=wire.stop_token_ids or [],
         ignore_eos=bool(wire.ignore_eos),
         skip_special_tokens=wire.skip_special_tokens is not False,
-        grammar=single(entry) if entry is not None else None,
+        grammar=model.form(demand),
     )

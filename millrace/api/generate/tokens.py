@@ -85,11 +85,10 @@ async def tokenize(http: HttpRequest) -> Response:
 
 def _tokens(wire: TokenizeRequest, model: ServedModel) -> list[list[int]]:
     if wire.messages is not None:
-        text = model.dialect.render(_conversation(wire))
-        return [model.tokenizer.encode(text, special=bool(wire.add_special_tokens))]
+        special = bool(wire.add_special_tokens)
+        return [model.render(_conversation(wire), special=special).tokens]
     texts = [wire.prompt] if isinstance(wire.prompt, str) else wire.prompt or []
-    special = wire.add_special_tokens is not False
-    return [model.tokenizer.encode(text, special=special) for text in texts]
+    return model.encode(texts, special=wire.add_special_tokens is not False)
 
 
 def _conversation(wire: TokenizeRequest) -> Conversation:
@@ -126,7 +125,9 @@ async def detokenize(http: HttpRequest) -> Response:
     for tokens in lists or [one]:
         check_tokens("tokens", tokens, model.width)
     skip = wire.skip_special_tokens
-    texts = [model.tokenizer.decode(tokens, skip_special=skip) for tokens in lists or [one]]
+    texts = await asyncio.to_thread(
+        lambda: [model.tokenizer.decode(tokens, skip_special=skip) for tokens in lists or [one]]
+    )
     text = texts if lists else texts[0]
     # SGLang's clients read `text`, vLLM's `prompt`.
     headers = ignored_header(unknown(raw, DetokenizeRequest.__struct_fields__))

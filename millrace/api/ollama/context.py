@@ -16,14 +16,14 @@ def followed(context: list[int], chat: Conversation, model: ServedModel) -> list
     """The context, and the turn after it as the template writes a turn that is not the first."""
     check_tokens("context", context, model.width)
     earlier = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _BOUNDARY}]
-    whole = model.dialect.render(dataclasses.replace(chat, messages=[*earlier, *chat.messages]))
+    whole = model.render(dataclasses.replace(chat, messages=[*earlier, *chat.messages])).text
     _, boundary, turn = whole.rpartition(_BOUNDARY)
     if not boundary:
-        turn = model.dialect.render(chat)
+        turn = model.render(chat).text
     # The template writes the end of the earlier answer, whether that came to its end or not.
     while context and context[-1] in model.tokenizer.eos_ids:
         context = context[:-1]
-    return context + model.tokenizer.encode(turn)
+    return context + model.encode([turn], special=False)[0]
 
 
 def after(

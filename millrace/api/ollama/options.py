@@ -11,8 +11,7 @@ from millrace.api.sampling import sampling_of
 from millrace.errors import BadRequest
 from millrace.serving.model import ServedModel
 from millrace.serving.request import Request, seed_of
-from millrace.text.grammar import from_schema, json_object
-from millrace.text.grammar.lark import Entry
+from millrace.text.grammar import Demand, any_object
 from millrace.text.stops import parse_stops
 
 _SAME_NAME = (
@@ -77,12 +76,12 @@ def _penalised(options: Options) -> bool:
     )
 
 
-def demanded(form: str | dict[str, Any] | None) -> Entry | None:
+def demanded(form: str | dict[str, Any] | None) -> Demand | None:
     """The form that the answer must have."""
     if isinstance(form, dict):
-        return from_schema(form, "format")
+        return Demand("schema", form, "format")
     if form in (None, ""):
         return None
     if form == "json":
-        return json_object()
+        return any_object("format")
     raise BadRequest(f"format is '{form}'; it must be 'json' or a JSON schema.", param="format")

@@ -36,7 +36,6 @@ from millrace.errors import BadRequest
 from millrace.serving.model import ServedModel
 from millrace.serving.request import Request
 from millrace.text.dialect import Conversation
-from millrace.text.grammar.lark import single
 
 router = APIRouter()
 router.include_router(library.router)
@@ -76,20 +75,20 @@ async def generate(http: HttpRequest) -> Response:
     if not wire.prompt:
         return await _opened(wire, model, as_response, ignored)
     id, prompt = request_id(http, "ollama-"), wire.prompt
-    entry = demanded(wire.format)
+    demand = demanded(wire.format)
     if wire.raw:
         if wire.system or wire.context or wire.think:
             raise BadRequest("raw takes the prompt as it is: no system, context or think with it.")
         request = Request(
             id=id,
             prompt=await asyncio.to_thread(model.text_prompt, prompt),
-            grammar=single(entry) if entry is not None else None,
+            grammar=await asyncio.to_thread(model.form, demand),
         )
         return await _answer(http, wire, model, request, as_response, clock, ignored)
     messages = [{"role": "system", "content": wire.system}] if wire.system else []
     messages.append({"role": "user", "content": prompt})
     conversation = _thinking(Conversation(messages=messages), wire, model)
-    request = await asyncio.to_thread(model.chat, id, conversation, entry)
+    request = await asyncio.to_thread(model.chat, id, conversation, demand)
     if wire.context:
         request.prompt = await asyncio.to_thread(followed, wire.context, conversation, model)
         request.boundaries = []  # they were those of the prompt without its past

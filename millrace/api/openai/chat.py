@@ -68,8 +68,8 @@ def _request(
     id: str, raw: dict[str, Any], wire: ChatRequest, offer: Offer, model: ServedModel
 ) -> tuple[Request, list[str]]:
     """The request, and the names of what was left out of it."""
-    chat, entry = conversation_of(raw, wire, offer, model.dialect), demanded(wire)
-    request = model.chat(id, chat, entry)
+    chat = conversation_of(raw, wire, offer, model.dialect)
+    request = model.chat(id, chat, demanded(wire))
     fill(request, wire, model)
     request.max_tokens = wire.max_completion_tokens or wire.max_tokens
     request.logprobs = (wire.top_logprobs or 0) if wire.logprobs else None

@@ -12,8 +12,7 @@ from millrace.protocol import Sampling, TokenLogprob
 from millrace.serving.model import ServedModel
 from millrace.serving.request import Request, seed_of
 from millrace.text.deltas import Usage
-from millrace.text.grammar import from_fields
-from millrace.text.grammar.lark import Entry
+from millrace.text.grammar import Demand, demand_of
 from millrace.text.stops import parse_stops
 from millrace.text.vocabulary import Vocabulary
 
@@ -38,10 +37,10 @@ def fill(request: Request, wire: OpenAICommon, model: ServedModel) -> None:
     request.cache_salt = wire.cache_salt or ""
 
 
-def demanded(wire: OpenAICommon) -> Entry | None:
+def demanded(wire: OpenAICommon) -> Demand | None:
     """The form that the answer must have, from whichever field asks for one."""
     names = ("response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
-    return from_fields({k: v for k in names if (v := getattr(wire, k)) is not None})
+    return demand_of({k: v for k in names if (v := getattr(wire, k)) is not None})
 
 
 def usage_of(usage: Usage) -> dict[str, Any]:

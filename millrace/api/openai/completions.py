@@ -36,7 +36,6 @@ from millrace.serving.group import Group
 from millrace.serving.model import ServedModel
 from millrace.serving.request import Request, check_tokens
 from millrace.text.deltas import Content, Delta, Event, Finish, Idle, PromptScores, Usage
-from millrace.text.grammar.lark import single
 
 router = APIRouter()
 MOST_ANSWERS = 2048
@@ -112,8 +111,7 @@ def _request(id: str, prompt: list[int], wire: CompletionRequest, model: ServedM
     fill(request, wire, model)
     if wire.suffix and model.infill is not None:
         request.end_token_ids = model.infill.ends
-    if (entry := demanded(wire)) is not None:
-        request.grammar = single(entry)
+    request.grammar = model.form(demanded(wire))
     request.logprobs = wire.logprobs
     request.prompt_logprobs = wire.prompt_logprobs
     if wire.echo and wire.logprobs is not None and request.prompt_logprobs is None:
@@ -136,7 +134,7 @@ def prompts_of(prompt: str | list[Any], model: ServedModel) -> list[list[int]]:
     if not prompt:
         raise BadRequest("The prompt is an empty list.", param="prompt")
     if all(isinstance(p, str) for p in prompt):
-        return [model.text_prompt(p) for p in prompt]
+        return model.text_prompts(prompt)
     if all(_is_token(p) for p in prompt):
         check_tokens("prompt", prompt, model.width)
         return [prompt]

@@ -24,8 +24,7 @@ from millrace.serving.model import ServedModel
 from millrace.serving.registry import Registry
 from millrace.serving.request import Request
 from millrace.text.dialect import Conversation
-from millrace.text.grammar import from_fields
-from millrace.text.grammar.lark import Entry
+from millrace.text.grammar import Demand, demand_of
 
 _NAMES = {"effort": "reasoning.effort", "thinking": "enable_thinking"}
 """What the dialect calls the fields that a model is deaf to."""
@@ -81,7 +80,7 @@ async def prepare(
         raise BadRequest("The input is empty.", param="input")
     box = open_tools(_all_tools(wire, items))
     chosen = choose(wire.tool_choice, box)
-    work = _Work(wire, model, chosen, _entry(wire), id)
+    work = _Work(wire, model, chosen, _demand(wire), id)
     with our_words():
         request, deaf = await asyncio.to_thread(work.request, items)
     ignored = (
@@ -109,6 +108,9 @@ def our_words() -> Iterator[None]:
     except MillraceError as error:
         if error.param == "messages":
             error.param = "input"
+        elif error.param is not None and error.param.startswith("response_format"):
+            message = error.message.replace("response_format", "text.format")
+            raise BadRequest(message, param="text.format") from error
         raise
 
 
@@ -166,16 +168,13 @@ def _all_tools(wire: ResponsesRequest, items: Sequence[Item]) -> list[Any]:
     return found
 
 
-def _entry(wire: ResponsesRequest) -> Entry | None:
+def _demand(wire: ResponsesRequest) -> Demand | None:
     """The form that the answer must have."""
     asked = wire.text.format if wire.text else None
     if asked is None:
         return demanded(wire)
-    try:
-        found = from_fields({"response_format": asked})
-    except BadRequest as error:
-        message = error.message.replace("response_format", "text.format")
-        raise BadRequest(message, param="text.format") from error
+    with our_words():
+        found = demand_of({"response_format": asked})
     other = demanded(wire)
     if found is not None and other is not None:
         raise BadRequest("Give text.format or a guided_* field, not both.", param="text.format")
@@ -201,25 +200,37 @@ class _Work:
     wire: ResponsesRequest
     model: ServedModel
     chosen: ChosenTools
-    entry: Entry | None
+    demand: Demand | None
     id: str
 
     def request(self, items: list[Item]) -> tuple[Request, list[str]]:
         """The request, and the fields that the model is deaf to."""
-        built = self._build(items)
-        window = self.model.window
-        if self.wire.truncation == "auto" and len(built.prompt) >= window:
-            limit = window - reserve(window, self.wire.max_output_tokens)
-            shorter = shortest_cut(items, self._build, lambda r: len(r.prompt) <= limit)
+        try:
+            built = self._build(items)
+        except ContextLengthExceeded:
+            shorter = self._shortened(items) if self.wire.truncation == "auto" else None
             if shorter is None:
-                raise ContextLengthExceeded(len(built.prompt), window)
+                raise
             built = shorter
         assert built.chat is not None
         return built, self.model.dialect.ignored(built.chat)
 
+    def _shortened(self, items: list[Item]) -> Request | None:
+        window = self.model.window
+        limit = window - reserve(window, self.wire.max_output_tokens)
+        return shortest_cut(
+            items, self._fitting, lambda r: r is not None and len(r.prompt) <= limit
+        )
+
+    def _fitting(self, items: Sequence[Item]) -> Request | None:
+        try:
+            return self._build(items)
+        except ContextLengthExceeded:
+            return None
+
     def _build(self, items: Sequence[Item]) -> Request:
         wire = self.wire
-        request = self.model.chat(self.id, self._chat(items), self.entry)
+        request = self.model.chat(self.id, self._chat(items), self.demand)
         fill(request, wire, self.model)
         request.max_tokens = wire.max_output_tokens
         if wire.top_logprobs or "message.output_text.logprobs" in (wire.include or []):

@@ -11,8 +11,27 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from millrace.errors import BadRequest
+
 Entry = dict[str, Any]
 """One llguidance grammar: `{"json_schema": …}` or `{"lark_grammar": …}`."""
+
+LONGEST = 1024 * 1024
+"""Characters of a grammar, schemas included."""
+UNFORCED = '%llguidance {"no_forcing": true}\n'
+"""Has llguidance not work out ahead, for every mask anew, all of a text that can only go one way:
+with a long one (`x{100000}`) that takes seconds."""
+_LONG = 8192
+"""Characters of a grammar from which on it may hold such a text."""
+
+
+def refuse_long(length: int, param: str | None) -> None:
+    if length > LONGEST:
+        raise BadRequest(
+            f"The form of the answer in '{param}' is {length} characters long; the most are "
+            f"{LONGEST}.",
+            param=param,
+        )
 
 
 def quoted(text: str) -> str:
@@ -94,8 +113,19 @@ class Builder:
     def build(self) -> str:
         """The grammar, for an LLMatcher; the rule `start` is where it begins."""
         text = "\n".join(f"{name}: {expression}" for name, expression in self._rules.items())
-        return json.dumps({"grammars": [{"lark_grammar": text + "\n"}, *self._entries]})
+        return _joined(text + "\n", self._entries)
 
 
 def single(entry: Entry) -> str:
-    return json.dumps({"grammars": [entry]})
+    """A grammar that is one entry and nothing else."""
+    alone = json.dumps({"grammars": [entry]})
+    if len(alone) <= _LONG or "lark_grammar" in entry:
+        return alone
+    return _joined("start: @whole\n", [{"name": "whole", **entry}])
+
+
+def _joined(text: str, entries: list[Entry]) -> str:
+    plain = json.dumps({"grammars": [{"lark_grammar": text}, *entries]})
+    if len(plain) <= _LONG:
+        return plain
+    return json.dumps({"grammars": [{"lark_grammar": UNFORCED + text}, *entries]})

@@ -13,9 +13,10 @@ from typing import Any
 
 from llguidance import LLMatcher
 
+from millrace.engine.matching import GrammarFault, guarded
 from millrace.errors import BadRequest
 from millrace.text import embedded
-from millrace.text.grammar.lark import single
+from millrace.text.grammar.lark import refuse_long, single
 
 BLANKS = r"[ \n\t]{0,16}"
 """Models indent as they like, but may not write blanks for ever."""
@@ -35,6 +36,7 @@ def enforceable(schema: Any, param: str) -> Any:
         schema = {}
     if not isinstance(schema, Mapping):
         raise BadRequest(f"'{param}' must be a JSON schema, an object.", param=param)
+    refuse_long(len(json.dumps(schema)), param)
     ready: dict[str, Any] = {**schema, "x-guidance": {"whitespace_pattern": BLANKS}}
     for _ in range(16):
         problem = problem_of(single({"json_schema": ready}))
@@ -49,7 +51,12 @@ def enforceable(schema: Any, param: str) -> Any:
 
 def problem_of(grammar: str, tokenizer: Any = None) -> str | None:
     """What llguidance has against a grammar; None when it can be enforced."""
-    failed, messages = LLMatcher.validate_grammar_with_warnings(grammar, tokenizer)
+    try:
+        failed, messages = guarded(
+            lambda: LLMatcher.validate_grammar_with_warnings(grammar, tokenizer)
+        )
+    except GrammarFault as fault:
+        return str(fault)
     return str(messages[0]) if failed else None
 
 

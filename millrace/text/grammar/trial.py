@@ -1,0 +1,102 @@
+"""Trying a grammar before a request with it is taken: compiled, and followed for a few tokens.
+
+What the engine would stumble over in the middle of an answer is refused here, with a reason.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from pathlib import Path
+
+from llguidance import LLMatcher, LLTokenizer
+
+from millrace.engine.matching import GrammarFault, check, compiled, guarded, load_tokenizer
+from millrace.errors import BadRequest, ModelError
+from millrace.text.grammar.lark import refuse_long
+
+PATIENCE = 10.0
+"""Seconds that one may take to compile and begin."""
+_STEPS = 3
+_REMEMBERED = 256
+
+
+class GrammarTrial:
+    """Tries grammars with one model's vocabulary, and remembers those that passed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._passed: dict[str, None] = {}
+        self._lock = threading.Lock()
+        self.overran = False
+        """A compilation was given up, and may still be burning time in this process."""
+
+    @functools.cached_property
+    def tokenizer(self) -> LLTokenizer:
+        with self._lock:
+            file = self._folder / "tokenizer.json"
+            try:
+                return load_tokenizer(self._folder)
+            except (OSError, ValueError) as error:
+                raise ModelError(f"{file} cannot be used for structured output: {error}") from error
+
+    def check(self, grammar: str, param: str | None = None) -> str:
+        """The grammar itself, or a BadRequest that says why it cannot be used."""
+        if grammar in self._passed:
+            return grammar
+        refuse_long(len(grammar), param)
+        problem = self._tried(grammar)
+        if problem is not None:
+            raise BadRequest(f"The grammar of the answer cannot be used: {problem}.", param=param)
+        self._passed[grammar] = None
+        while len(self._passed) > _REMEMBERED:
+            self._passed.pop(next(iter(self._passed)), None)
+        return grammar
+
+    def _tried(self, grammar: str) -> str | None:
+        found: list[str | None] = []
+        tokenizer = self.tokenizer
+        # The library gives no way to interrupt it, and needs no lock of the interpreter's.
+        work = threading.Thread(target=lambda: found.append(_walk(tokenizer, grammar)), daemon=True)
+        work.start()
+        work.join(PATIENCE)
+        if not found:
+            self.overran = work.is_alive()
+            return f"it takes more than {PATIENCE:g} s to compile"
+        return found[0]
+
+
+def _walk(tokenizer: LLTokenizer, grammar: str) -> str | None:
+    """What goes wrong within the first tokens; None if nothing does."""
+    try:
+        matcher = compiled(tokenizer, grammar)
+        for _ in range(_STEPS):
+            token = _first_allowed(matcher)
+            if token is None or matcher.is_stopped():
+                return None
+            matcher.consume_token(token)
+            check(matcher)
+    except GrammarFault as fault:
+        return _explained(str(fault))
+    return None
+
+
+def _first_allowed(matcher: LLMatcher) -> int | None:
+    mask: bytes = guarded(matcher.compute_bitmask)
+    check(matcher)
+    byte = next((i for i, value in enumerate(mask) if value), None)
+    if byte is None:
+        raise GrammarFault("it allows no token at all")
+    value = mask[byte]
+    return byte * 8 + (value & -value).bit_length() - 1
+
+
+def _explained(fault: str) -> str:
+    if "items; max is" in fault:
+        return (
+            "it has too many alternatives at one place: 2000 are allowed, and more only as a list "
+            "of choices"
+        )
+    if "too many expressions" in fault or "too big" in fault:
+        return "it is too complex: its regular expressions or repetitions grow too large"
+    return fault

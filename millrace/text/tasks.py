@@ -1,0 +1,245 @@
+"""A model's text work as data: what is to be done, and what comes of it.
+
+One way from a conversation or a text to tokens, for every protocol. A task runs the same on a thread
+of the front and in a worker process, to which it travels as JSON; it knows nothing of either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from millrace.errors import ContextLengthExceeded
+from millrace.protocol import LazyGrammar, Thinking
+from millrace.text.dialect import Conversation, Dialect
+from millrace.text.grammar.demand import Demand
+from millrace.text.grammar.lark import single
+from millrace.text.message_boundaries import boundaries, opening
+from millrace.text.tokenizer import Tokenizer
+from millrace.text.volatile import Volatile
+
+_SHORT_TOKEN = 16
+"""Every vocabulary has longer tokens than this."""
+
+
+class TextSideConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """All that it takes to open a model's text side."""
+
+    folder: str
+    window: int
+    tool_format: str | None = None
+    reasoning_format: str | None = None
+    strip_volatile: tuple[str, ...] = ()
+
+
+class TextSide:
+    """The text side of a model: what tasks work with."""
+
+    def __init__(self, config: TextSideConfig) -> None:
+        self.config = config
+        self.tokenizer = Tokenizer(Path(config.folder))
+        volatile = Volatile(config.strip_volatile)
+        self.dialect = Dialect(
+            self.tokenizer, config.tool_format, config.reasoning_format, volatile
+        )
+
+    def fitting(self, text: str, *, special: bool = False) -> list[int]:
+        """The tokens of a prompt that has room in the window, or a refusal with its length."""
+        self.refuse_too_long(text)
+        tokens = self.tokenizer.encode(text, special=special)
+        self.refuse_beyond(len(tokens))
+        return tokens
+
+    def refuse_too_long(self, text: str) -> None:
+        """Refuse what cannot have room by its mere length, before the work of tokenising it."""
+        if len(text) <= self.config.window * _SHORT_TOKEN:
+            return
+        least = self.tokenizer.fewest_tokens(text)
+        if least >= self.config.window:
+            raise ContextLengthExceeded(least, self.config.window, at_least=True)
+
+    def refuse_beyond(self, tokens: int) -> None:
+        if tokens >= self.config.window:
+            raise ContextLengthExceeded(tokens, self.config.window)
+
+
+class WrittenPrompt(msgspec.Struct, kw_only=True):
+    """A conversation in tokens, and what its answer must look like."""
+
+    tokens: list[int]
+    text: str
+    grammar: str | None = None
+    lazy_grammar: LazyGrammar | None = None
+    thinking: Thinking | None = None
+    boundaries: list[int] = []
+    stripped: int = 0
+
+
+class PromptLength(msgspec.Struct):
+    tokens: int
+    stripped: int = 0
+
+
+class ChatTask(msgspec.Struct, tag="chat", kw_only=True):
+    """A conversation that is to be answered."""
+
+    chat: Conversation
+    demand: Demand | None = None
+    boundaries: bool = True
+    """Whether the engine has a use for the places at which messages end."""
+
+    def run(self, side: TextSide) -> WrittenPrompt:
+        dialect, chat = side.dialect, self.chat
+        text = dialect.render(chat)
+        side.refuse_too_long(text)
+        places: list[int] = []
+        if self.boundaries:
+            tokens, ends = side.tokenizer.encode_placed(text)
+            side.refuse_beyond(len(tokens))
+            places = boundaries(dialect, chat, text, ends)
+        else:
+            tokens = side.fitting(text)
+        grammar, lazy = form_of(dialect, chat, self.demand, text)
+        return WrittenPrompt(
+            tokens=tokens,
+            text=text,
+            grammar=grammar,
+            lazy_grammar=lazy,
+            thinking=dialect.limit(chat, text),
+            boundaries=places,
+            stripped=dialect.stripped(chat),
+        )
+
+    def size(self) -> int:
+        parts = (self.chat.messages, self.chat.tools, self.chat.template_arguments, self.demand)
+        return size_of(parts)
+
+
+class CountTask(msgspec.Struct, tag="count", kw_only=True):
+    """A conversation whose tokens are to be counted, however many they are."""
+
+    chat: Conversation
+    demand: Demand | None = None
+
+    def run(self, side: TextSide) -> PromptLength:
+        text = side.dialect.render(self.chat)
+        form_of(side.dialect, self.chat, self.demand, text)
+        return PromptLength(len(side.tokenizer.encode(text)), side.dialect.stripped(self.chat))
+
+    def size(self) -> int:
+        return size_of((self.chat.messages, self.chat.tools, self.demand))
+
+
+class OpeningTask(msgspec.Struct, tag="opening"):
+    """All that a conversation's prompt has before its first user's words."""
+
+    chat: Conversation
+
+    def run(self, side: TextSide) -> WrittenPrompt:
+        text = opening(side.dialect, self.chat)
+        return WrittenPrompt(
+            tokens=side.fitting(text), text=text, stripped=side.dialect.stripped(self.chat)
+        )
+
+    def size(self) -> int:
+        return size_of((self.chat.messages, self.chat.tools))
+
+
+class RenderTask(msgspec.Struct, tag="render", kw_only=True):
+    """A conversation as its template writes it, in tokens, whatever their number."""
+
+    chat: Conversation
+    special: bool = False
+
+    def run(self, side: TextSide) -> WrittenPrompt:
+        text = side.dialect.render(self.chat)
+        return WrittenPrompt(tokens=side.tokenizer.encode(text, special=self.special), text=text)
+
+    def size(self) -> int:
+        return size_of((self.chat.messages, self.chat.tools))
+
+
+class EncodeTask(msgspec.Struct, tag="encode", kw_only=True):
+    """Texts as tokens."""
+
+    texts: list[str]
+    special: bool = True
+    fit: bool = True
+    """Whether each is a prompt, and must have room in the window."""
+
+    def run(self, side: TextSide) -> list[list[int]]:
+        if self.fit:
+            return [side.fitting(t, special=self.special) for t in self.texts]
+        return [side.tokenizer.encode(t, special=self.special) for t in self.texts]
+
+    def size(self) -> int:
+        return size_of(self.texts)
+
+
+class FormTask(msgspec.Struct, tag="form"):
+    """The grammar of an answer to a raw prompt."""
+
+    demand: Demand
+
+    def run(self, side: TextSide) -> str:
+        return side.dialect.trial.check(single(self.demand.entry()), self.demand.param)
+
+    def size(self) -> int:
+        return size_of(self.demand)
+
+
+Task = ChatTask | CountTask | OpeningTask | RenderTask | EncodeTask | FormTask
+Result = WrittenPrompt | PromptLength | list[list[int]] | str
+
+
+def form_of(
+    dialect: Dialect, chat: Conversation, demand: Demand | None, text: str
+) -> tuple[str | None, LazyGrammar | None]:
+    """The grammar that holds the whole answer, and the one that holds calls once they open."""
+    entry = demand.entry() if demand is not None else None
+    lazy = dialect.strict(chat) if entry is None else None
+    grammar = dialect.grammar(chat, entry, text)
+    param = demand.param if demand is not None else "tools"
+    if grammar is not None:
+        dialect.trial.check(grammar, param)
+    if lazy is None:
+        return grammar, None
+    return grammar, LazyGrammar(list(lazy.triggers), dialect.trial.check(lazy.grammar, param))
+
+
+ENOUGH = 1 << 20
+"""Characters at which `size_of` stops counting."""
+_ENTRY = 16
+"""Characters that an entry of a list or an object counts for, beside its text."""
+
+
+def size_of(value: object) -> int:
+    """About how many characters a value holds; beyond `ENOUGH` it does not matter how many."""
+    size, waiting = 0, [iter((value,))]
+    while waiting and size < ENOUGH:
+        item: Any = next(waiting[-1], _END)
+        if item is _END:
+            waiting.pop()
+            continue
+        size += _ENTRY
+        if isinstance(item, str):
+            size += len(item)
+        elif isinstance(item, Mapping):
+            waiting.append(iter(_flat(item)))
+        elif isinstance(item, Demand):
+            waiting.append(iter((item.value,)))
+        elif isinstance(item, Sequence) and not isinstance(item, bytes):
+            waiting.append(iter(item))
+    return size
+
+
+_END = object()
+
+
+def _flat(mapping: Mapping[Any, Any]) -> Iterable[Any]:
+    for key, value in mapping.items():
+        yield key
+        yield value

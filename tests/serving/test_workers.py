@@ -1,0 +1,182 @@
+"""Text work in processes: the same results and refusals as on a thread, and faults that stay there."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millrace.errors import BadRequest, ContextLengthExceeded, EngineUnavailable, MillraceError
+from millrace.serving import workers as module
+from millrace.serving.workers import TextDesk
+from millrace.text.dialect import Conversation
+from millrace.text.grammar import Demand
+from millrace.text.tasks import (
+    ChatTask,
+    CountTask,
+    EncodeTask,
+    FormTask,
+    OpeningTask,
+    RenderTask,
+    TextSide,
+    TextSideConfig,
+    size_of,
+)
+
+TOOL = {
+    "type": "function",
+    "function": {"name": "look", "parameters": {"type": "object", "properties": {"at": {}}}},
+}
+CHAT = Conversation(
+    messages=[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi 😀"}]
+)
+SCHEMA = Demand("schema", {"type": "object", "required": ["a"]}, "response_format")
+
+
+@pytest.fixture(scope="module")
+def side(default_model: Path) -> TextSide:
+    return TextSide(TextSideConfig(folder=str(default_model), window=512))
+
+
+@pytest.fixture(scope="module")
+def desk(side: TextSide) -> Iterator[TextDesk]:
+    made = TextDesk(side)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def all_in_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LARGE", 0)
+
+
+def big(number: int) -> Conversation:
+    return dataclasses.replace(CHAT, template_arguments={"number": number})
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        ChatTask(chat=CHAT),
+        ChatTask(chat=big(2**80), demand=SCHEMA, boundaries=False),
+        ChatTask(chat=dataclasses.replace(CHAT, tools=[TOOL], tool_choice="required")),
+        CountTask(chat=CHAT, demand=SCHEMA),
+        OpeningTask(CHAT),
+        RenderTask(chat=CHAT, special=True),
+        EncodeTask(texts=["one", "two 😀"]),
+        FormTask(Demand("choice", ["yes", "no"], "guided_choice")),
+    ],
+)
+def test_a_worker_brings_what_a_thread_brings(
+    side: TextSide, desk: TextDesk, all_in_workers: None, task: Any
+) -> None:
+    assert desk.run(task) == task.run(side)
+    assert desk._workers.pids()
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        ChatTask(chat=Conversation(messages=[{"role": "user", "content": "long " * 2000}])),
+        ChatTask(chat=Conversation(messages=[{"role": "user", "content": "long " * 50000}])),
+        EncodeTask(texts=["x" * 100_000]),
+        FormTask(Demand("regex", "(", "guided_regex")),
+        FormTask(Demand("schema", {"type": "object", "required": "😀" * 200}, "guided_json")),
+        FormTask(Demand("schema", {"not": {}}, "guided_json")),
+    ],
+)
+def test_a_worker_refuses_what_a_thread_refuses(
+    side: TextSide, desk: TextDesk, all_in_workers: None, task: Any
+) -> None:
+    with pytest.raises(MillraceError) as here:
+        task.run(side)
+    with pytest.raises(MillraceError) as there:
+        desk.run(task)
+    assert type(here.value) is type(there.value)
+    assert isinstance(there.value, BadRequest)
+    assert vars(here.value) == vars(there.value)
+    assert str(here.value) == str(there.value)
+
+
+def test_small_things_start_no_process(side: TextSide) -> None:
+    desk = TextDesk(side)
+    desk.run(ChatTask(chat=CHAT))
+    assert desk._workers.pids() == []
+
+
+def test_what_cannot_fit_is_refused_without_being_tokenised(
+    side: TextSide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(side.tokenizer, "encode", lambda *_, **__: pytest.fail("tokenised"))
+    with pytest.raises(ContextLengthExceeded, match="at least") as refused:
+        EncodeTask(texts=["words " * 100_000]).run(side)
+    monkeypatch.undo()
+    assert refused.value.prompt_tokens <= len(side.tokenizer.encode("words " * 100_000))
+
+
+def test_a_worker_that_dies_is_replaced_and_its_task_done_by_the_next(
+    desk: TextDesk, all_in_workers: None
+) -> None:
+    desk.run(EncodeTask(texts=["one"]))
+    for pid in desk._workers.pids():
+        os.kill(pid, signal.SIGKILL)
+    assert desk.run(EncodeTask(texts=["two"])) == desk.run(EncodeTask(texts=["two"]))
+
+
+def test_a_task_that_kills_workers_fails_alone(desk: TextDesk, all_in_workers: None) -> None:
+    text = "many words " * 200_000
+    failed: list[MillraceError] = []
+
+    def work() -> None:
+        try:
+            desk.run(EncodeTask(texts=[text] * 4, fit=False))
+        except MillraceError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    while thread.is_alive():
+        for pid in desk._workers.pids():
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+    thread.join()
+    assert [e.status for e in failed] == [500]
+    assert desk.run(EncodeTask(texts=["still here"]))
+
+
+def test_a_task_that_takes_too_long_ends(
+    desk: TextDesk, all_in_workers: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PATIENCE", 0.01)
+    with pytest.raises(MillraceError) as error:
+        desk.run(EncodeTask(texts=["many words " * 100_000], fit=False))
+    assert error.value.code == "timeout"
+    monkeypatch.undo()
+    assert desk.run(EncodeTask(texts=["still here"]))
+
+
+def test_workers_end_with_the_desk(side: TextSide, all_in_workers: None) -> None:
+    desk = TextDesk(side)
+    desk.run(EncodeTask(texts=["one"]))
+    (pid,) = desk._workers.pids()
+    desk.close()
+    with pytest.raises(EngineUnavailable):
+        desk.run(EncodeTask(texts=["two"]))
+    with pytest.raises(ChildProcessError):
+        while os.waitpid(pid, os.WNOHANG) == (0, 0):
+            time.sleep(0.01)
+        os.waitpid(pid, 0)
+
+
+def test_sizes_stop_counting_where_it_is_enough() -> None:
+    assert size_of("abc") == 19
+    assert size_of({"a": ["b", 1]}) > size_of({"a": ["b"]})
+    endless = [["x"] * 1000] * 10_000
+    assert size_of(endless) < 2 * (1 << 20)

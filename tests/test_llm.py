@@ -1,0 +1,133 @@
+"""The Python API: a model in this process, asked for texts, conversations, several at once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from api import tiny_folder
+
+from millrace import LLM
+from millrace.errors import BadRequest, ContextLengthExceeded, DeadlineExceeded, ModelError
+
+CHAT = [{"role": "user", "content": "Say something."}]
+EXACT = {"temperature": 0.0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def folder(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_folder.make(tmp_path_factory.mktemp("llm"), default_model)
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> Iterator[LLM]:
+    with LLM(str(folder), context=1024) as made:
+        yield made
+
+
+def test_a_text_is_continued(llm: LLM) -> None:
+    answer = llm.generate("One, two,", max_tokens=12, **EXACT)
+    assert answer.text and answer.finish_reason == "length"
+    assert answer.completion_tokens == 12 and answer.prompt_tokens > 2
+    assert llm.generate("One, two,", max_tokens=12, **EXACT) == answer
+
+
+def test_a_conversation_is_answered(llm: LLM) -> None:
+    answer = llm.generate(CHAT, max_tokens=6, **EXACT)
+    assert answer.completion_tokens == 6
+    assert answer.prompt_tokens > llm.generate("Say something.", max_tokens=1).prompt_tokens
+
+
+def test_several_prompts_come_back_in_order(llm: LLM) -> None:
+    prompts = ["One,", "Two,", CHAT]
+    together = llm.generate(prompts, max_tokens=8, **EXACT)
+    assert together == [llm.generate(p, max_tokens=8, **EXACT) for p in prompts]
+
+
+def test_a_stream_is_the_whole_in_pieces(llm: LLM) -> None:
+    for prompt in ("One, two,", CHAT):
+        pieces = list(llm.stream(prompt, max_tokens=24, **EXACT))
+        assert len(pieces) > 1
+        assert "".join(pieces) == llm.generate(prompt, max_tokens=24, **EXACT).text
+
+
+def test_a_stream_that_is_left_stops_the_generation(llm: LLM) -> None:
+    stream = llm.stream("One, two,", max_tokens=900, **EXACT)
+    next(stream)
+    stream.close()
+    assert llm.generate("Three,", max_tokens=2, **EXACT).completion_tokens == 2
+    for _ in range(200):
+        if not llm._model.client.in_flight:
+            break
+        threading.Event().wait(0.05)
+    assert not llm._model.client.in_flight
+
+
+def test_asyncio_has_the_same(llm: LLM) -> None:
+    async def both() -> tuple[str, str]:
+        whole = await llm.agenerate("One, two,", max_tokens=10, **EXACT)
+        assert not isinstance(whole, list)
+        pieces = [p async for p in llm.astream("One, two,", max_tokens=10, **EXACT)]
+        return whole.text, "".join(pieces)
+
+    whole, streamed = asyncio.run(both())
+    assert whole == streamed
+
+
+def test_sampling_parameters_are_the_requests_own(llm: LLM) -> None:
+    one = llm.generate("One,", max_tokens=20, temperature=1.0, seed=7, ignore_eos=True)
+    same = llm.generate("One,", max_tokens=20, temperature=1.0, seed=7, ignore_eos=True)
+    other = llm.generate("One,", max_tokens=20, temperature=1.0, seed=8, ignore_eos=True)
+    assert one.text == same.text != other.text
+    greedy = llm.generate("One,", max_tokens=20, **EXACT)
+    assert llm.generate("One,", max_tokens=20, temperature=1.0, top_k=1, ignore_eos=True) == greedy
+    token = 1000
+    biased = llm.generate("One,", max_tokens=3, logit_bias={token: 100.0}, **EXACT)
+    assert biased.text == llm._model.tokenizer.decode([token] * 3)
+
+
+def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:
+    whole = llm.generate("One,", max_tokens=30, **EXACT).text
+    stop = whole[len(whole) // 2 :][:4]
+    cut = llm.generate("One,", max_tokens=30, stop=[stop], **EXACT)
+    assert cut.finish_reason == "stop"
+    assert cut.text == whole[: whole.index(stop)]
+
+
+def test_mistakes_are_raised_and_leave_the_model_as_it_was(llm: LLM) -> None:
+    with pytest.raises(TypeError, match="no option 'colour'"):
+        llm.generate("One,", colour="red")
+    with pytest.raises(TypeError, match="no option 'colour'"):
+        next(llm.stream("One,", colour="red"))
+    with pytest.raises(ContextLengthExceeded):
+        llm.generate("word " * 5000)
+    with pytest.raises(BadRequest):
+        llm.generate("")
+    with pytest.raises(DeadlineExceeded):
+        llm.generate("One,", max_tokens=1000, timeout=0.001, ignore_eos=True)
+    assert llm.generate("One,", max_tokens=2, **EXACT).completion_tokens == 2
+
+
+def test_a_folder_that_is_no_model_is_said_to_be_none(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelError):
+        LLM(str(tmp_path))
+
+
+def test_it_knows_its_name_and_window(llm: LLM, folder: Path) -> None:
+    assert llm.name == folder.name
+    assert llm.context_window == 1024
+
+
+def test_two_live_in_one_process_and_one_is_closed(llm: LLM, folder: Path) -> None:
+    before = llm.generate("One,", max_tokens=10, **EXACT)
+    with LLM(str(folder), context=512, max_running=2) as other:
+        assert other.context_window == 512
+        assert other.generate("One,", max_tokens=10, **EXACT) == before
+        front = other._thread
+    assert not front.is_alive()
+    other.close()
+    assert llm.generate("One,", max_tokens=10, **EXACT) == before
