@@ -15,10 +15,17 @@ from typing import Any, Self
 import mlx.core as mx
 import numpy as np
 from mlx_lm.models import cache as classes
-from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import (
+    CacheList,
+    ChunkedKVCache,
+    KVCache,
+    RotatingKVCache,
+    make_prompt_cache,
+)
 
 from millrace.cache.payload import Payload
 from millrace.cache.planner import Layers
+from millrace.cache.sizes import StateSizes, Window
 
 _GROUP = 32
 _BITS = 8
@@ -60,6 +67,15 @@ class KVSegment:
         arrays = [mx.contiguous(a[:, :, start:end]) for a in self.arrays]
         mx.async_eval(arrays)
         return type(self)(arrays, end - start, self.packed)
+
+
+def joined(segments: Sequence[KVSegment]) -> KVSegment:
+    """Segments that follow each other, as one."""
+    first = segments[0]
+    layers = zip(*(s.arrays for s in segments), strict=True)
+    arrays = [mx.concatenate(parts, axis=2) for parts in layers]
+    mx.async_eval(arrays)
+    return KVSegment(arrays, sum(s.length for s in segments), first.packed)
 
 
 def _take(parts: Sequence[tuple[mx.array, mx.array]], length: int, pack: bool) -> KVSegment:
@@ -104,13 +120,57 @@ def checkpoint_of(layout: Layout, caches: Sequence[Any] | Mapping[int, Any]) -> 
 
 def _settle(cache: Any) -> None:
     """Let go of buffers larger than the state in them."""
-    if isinstance(cache, RotatingKVCache) and cache.keys is not None:
+    if isinstance(cache, CacheList):
+        for part in cache.caches:
+            _settle(part)
+    elif isinstance(cache, RotatingKVCache) and cache.keys is not None:
         ordered = [cache._temporal_order(a) for a in (cache.keys, cache.values)]
         keep = min(ordered[0].shape[2], cache.max_size)
         if cache.keep:
             return
         cache.keys, cache.values = (mx.contiguous(a[:, :, -keep:]) for a in ordered)
         cache._idx = keep
+    elif isinstance(cache, (KVCache, ChunkedKVCache)) and cache.keys is not None:
+        length = cache.offset
+        if isinstance(cache, ChunkedKVCache):
+            cache.maybe_trim_front()
+            length -= cache.start_position
+        cache.keys, cache.values = (
+            mx.contiguous(a[:, :, :length]) for a in (cache.keys, cache.values)
+        )
+
+
+def sizes_of(layout: Layout, caches: Sequence[Any], pack: bool) -> StateSizes:
+    """What the state of a model takes, from a single row's caches after a token or more."""
+    per_token = 0
+    for i in layout.cuttable:
+        for array in (caches[i].keys, caches[i].values):
+            heads, width = array.shape[1], array.shape[3]
+            item = array.nbytes // array.size
+            if pack and width % _GROUP == 0:
+                per_token += heads * (width * _BITS // 8 + 2 * (width // _GROUP) * item)
+            else:
+                per_token += heads * width * item
+    flat = 0
+    windows: list[Window] = []
+    for cache in _flat([caches[i] for i in layout.rest]):
+        if isinstance(cache, (KVCache, RotatingKVCache, ChunkedKVCache)):
+            most = getattr(cache, "max_size", None) or getattr(cache, "chunk_size", None)
+            windows.append(Window(cache.nbytes // cache.keys.shape[2], most))
+        else:
+            flat += int(cache.nbytes)
+    return StateSizes(per_token, flat, tuple(windows))
+
+
+def measured_sizes(model: Any, layout: Layout, pack: bool) -> StateSizes:
+    """The same for a model of which no caches are at hand: runs it once."""
+    caches = make_prompt_cache(model)
+    mx.eval(model(mx.array([[0, 0]], mx.int32), cache=caches))
+    return sizes_of(layout, caches, pack)
+
+
+def _flat(caches: Sequence[Any]) -> list[Any]:
+    return [part for c in caches for part in (_flat(c.caches) if isinstance(c, CacheList) else [c])]
 
 
 def restore(

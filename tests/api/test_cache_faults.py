@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 from collections.abc import Callable
@@ -117,6 +118,26 @@ def test_a_damaged_file(start: Start, left: Left, copy: Path, fault: str) -> Non
     assert reported["hits"]["disk"] == 0 and reported["disk"]["error"]
     assert cached(complete(server, PROMPT)) == left.answer["usage"]["prompt_tokens"] - 1
     assert _warnings(server) == 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_damaged_index(start: Start, left: Left, copy: Path, seed: int) -> None:
+    """Sixty writes of four bytes at random, as a failing disk makes them."""
+    (index,) = copy.glob("*/index.sqlite")
+    source = random.Random(seed)
+    data = bytearray(index.read_bytes())
+    for _ in range(60):
+        at = source.randrange(len(data) - 4)
+        data[at : at + 4] = source.randbytes(4)
+    index.write_bytes(data)
+    server = start(*_options(left.model, copy)).wait_ready()
+    assert server.status()["restarts"] == 0
+    assert _texts(complete(server, PROMPT)) == _texts(left.answer)
+    reported = report(server)
+    assert reported["hits"]["disk"] == 0 and "set aside" in reported["disk"]["error"]
+    assert _warnings(server) == 1
+    assert index.with_name("index.sqlite-damaged").read_bytes() == data
+    wait_written(server)
 
 
 def _warnings(server: Server) -> int:

@@ -66,6 +66,8 @@ class Trouble:
 
     message: str
     kind: str = ""
+    off: bool = False
+    """No more is written from here on."""
 
 
 Event = Stored | Dropped | PayloadsRead | Trouble

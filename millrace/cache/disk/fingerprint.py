@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-FORMAT = 1
+FORMAT = 2
 """Raise it when files or index change their meaning."""
 
 _WEIGHTS = {".safetensors", ".gguf", ".npz", ".bin", ".pt", ".pth"}

@@ -1,13 +1,18 @@
 """The index on disk: one SQLite file with a row per node.
 
 A row is written after the files it names, in one transaction with its relatives. After a crash
-rows may be missing; a row that is there tells the truth, or its file fails size or checksum.
+rows may be missing; a row that is there tells the truth, or its checksum or that of its file fails.
+An index that cannot be trusted is set aside, and a new one begun.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import math
 import os
 import sqlite3
+import zlib
 from array import array
 from pathlib import Path
 from typing import Any
@@ -17,6 +22,8 @@ from millrace.cache.disk.fingerprint import FORMAT
 from millrace.cache.disk.records import Changes, FileRef, IndexRow
 
 NAME = "index.sqlite"
+ASIDE = f"{NAME}-damaged"
+"""What an index that could not be used is kept as, for whoever wants to know why."""
 BASE = 256 << 10
 """More than an empty index takes, its making included."""
 
@@ -24,6 +31,9 @@ _PAGE = 4096
 _FRAME = 24
 _FIXED = 16 * (2 * _PAGE + _FRAME)
 _LARGEST_LOG = 1 << 20
+_TRIES = 8
+_UNUSABLE = (sqlite3.Error, ValueError, TypeError, OverflowError)
+"""What a damaged index makes SQLite and its reader raise; ValueError is for text that is none."""
 _ENVIRONMENT = ("READONLY", "CANTOPEN", "FULL", "PERM", "BUSY", "LOCKED")
 # Tokens have a table of their own: times of use change often, and a changed row is written whole.
 _SCHEMA = (
@@ -33,13 +43,13 @@ _SCHEMA = (
     CREATE TABLE nodes (
       node INTEGER PRIMARY KEY, parent INTEGER NOT NULL, salt TEXT NOT NULL, used REAL NOT NULL,
       segment INTEGER, size INTEGER, crc INTEGER, length INTEGER, lo INTEGER, hi INTEGER,
-      checkpoint INTEGER, checkpoint_size INTEGER, checkpoint_crc INTEGER
+      checkpoint INTEGER, checkpoint_size INTEGER, checkpoint_crc INTEGER, proof INTEGER NOT NULL
     )
     """,
 )
 _ROWS = """
 SELECT node, parent, salt, used, segment, size, crc, length, lo, hi, checkpoint, checkpoint_size,
-       checkpoint_crc, tokens
+       checkpoint_crc, proof, tokens
 FROM nodes JOIN runs USING (node)
 """
 
@@ -48,9 +58,11 @@ class Index:
     def __init__(self, folder: Path, fingerprint: str, budget: int, *, sync: bool) -> None:
         self._path = folder / NAME
         self._log = folder / f"{NAME}-wal"
+        self._aside = folder / ASIDE
         self._fingerprint = fingerprint
         self._sync = sync
         self._largest_log = min(_LARGEST_LOG, budget // 32)
+        self._largest_aside = budget // 32
         self.remade = False
         """What was there could not be used."""
         self.bytes = 0
@@ -58,8 +70,8 @@ class Index:
         self._pages = 0
         try:
             self._db = self._open()
-        except sqlite3.DatabaseError as error:
-            if not self._path.exists() or _environment(error):
+        except _UNUSABLE as error:
+            if not self._path.exists() or (_environment(error) and not self._path.is_dir()):
                 raise
             self.remake()
         self.tidy(always=True)
@@ -67,7 +79,7 @@ class Index:
     def rows(self) -> list[IndexRow]:
         try:
             return [_row(*values) for values in self._db.execute(_ROWS)]
-        except (sqlite3.DatabaseError, ValueError, TypeError):
+        except _UNUSABLE:
             self.remake()
             return []
 
@@ -96,7 +108,7 @@ class Index:
             db.executemany("DELETE FROM nodes WHERE node = ?", gone)
             db.executemany("DELETE FROM runs WHERE node = ?", gone)
             db.executemany(
-                f"INSERT OR REPLACE INTO nodes VALUES ({','.join('?' * 13)})",
+                f"INSERT OR REPLACE INTO nodes VALUES ({','.join('?' * 14)})",
                 [_values(row) for row in changes.rows],
             )
             db.executemany(
@@ -126,14 +138,26 @@ class Index:
         self._measure()
 
     def remake(self) -> None:
-        """Start with an empty index."""
+        """Set the index aside, and start with an empty one."""
         self.remade = True
         self._db_close()
+        self._set_aside()
         for path in (self._path, self._log, self._path.with_name(f"{NAME}-shm")):
             if not remove(path):
                 raise PermissionError(f"{path} cannot be removed")
         self._db = self._open()
         self._measure()
+
+    def _set_aside(self) -> None:
+        """Keep what is damaged, if it is small and nothing stands in its place."""
+        if self._path.is_dir():
+            for number in range(_TRIES):
+                with contextlib.suppress(OSError):
+                    os.rename(self._path, self._aside.with_name(f"{ASIDE}-{number}"))
+                    return
+        elif remove(self._aside) and _size(self._path) <= self._largest_aside:
+            with contextlib.suppress(OSError):
+                os.rename(self._path, self._aside)
 
     def close(self) -> None:
         try:
@@ -177,9 +201,10 @@ class Index:
     def _measure(self) -> None:
         self._pages = int(self._db.execute("PRAGMA page_count").fetchone()[0])
         self.bytes = max(_size(self._path), self._pages * _PAGE) + _size(self._log)
+        self.bytes += _size(self._aside)
 
 
-def _environment(error: sqlite3.DatabaseError) -> bool:
+def _environment(error: Exception) -> bool:
     """Whether the folder is at fault, not the index."""
     name = getattr(error, "sqlite_errorname", "")
     return name.startswith(tuple(f"SQLITE_{n}" for n in _ENVIRONMENT))
@@ -203,16 +228,27 @@ def _values(row: IndexRow) -> tuple[Any, ...]:
         *((s.id, s.size, s.crc, s.length) if s else (None, None, None, None)),
         *(row.lo, row.hi),
         *((c.id, c.size, c.crc) if c else (None, None, None)),
+        _proof(row),
     )
+
+
+def _proof(row: IndexRow) -> int:
+    """A checksum over all that decides what state a node has; times of use change by themselves."""
+    s, c = row.segment, row.checkpoint
+    files = [[f.id, f.size, f.crc, f.length] if f else None for f in (s, c)]
+    text = json.dumps([row.id, row.parent, row.salt, row.lo, row.hi, files])
+    return zlib.crc32(_packed(row.tokens), zlib.crc32(text.encode()))
 
 
 def _row(*values: Any) -> IndexRow:
-    node, parent, salt, used, file, size, crc, length, lo, hi, check, check_size, check_crc, raw = (
-        values
+    """A row as it was written. Raises ValueError or TypeError if it is another one."""
+    node, parent, salt, used, file, size, crc, length, lo, hi, check, check_size, check_crc = (
+        values[:13]
     )
+    proof, raw = values[13:]
     tokens = array("q")
     tokens.frombytes(raw)
-    return IndexRow(
+    row = IndexRow(
         node,
         parent,
         salt,
@@ -223,3 +259,6 @@ def _row(*values: Any) -> IndexRow:
         None if check is None else FileRef(check, check_size, check_crc, 0),
         used,
     )
+    if proof != _proof(row) or not math.isfinite(used):
+        raise ValueError(f"the row of node {node} is damaged")
+    return row

@@ -32,7 +32,7 @@ class Recorder:
             changes = self._affordable()
             if changes:
                 self._index.write(changes)
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, ValueError) as error:
             self._failed(error)
             return
         self._failures = 0
@@ -46,7 +46,7 @@ class Recorder:
     def close(self) -> None:
         try:
             self._index.close()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError, ValueError) as error:
             self._shared.tell(Trouble(f"The index could not be closed: {error}.", "index"))
 
     def _affordable(self) -> Changes:
@@ -67,7 +67,7 @@ class Recorder:
                 shared.wake()
                 self._quota.empty_trash()
 
-    def _failed(self, error: sqlite3.Error | OSError) -> None:
+    def _failed(self, error: Exception) -> None:
         shared, where = self._shared, self._folder.path
         name = getattr(error, "sqlite_errorname", "") or ""
         self._failures += 1
@@ -76,7 +76,7 @@ class Recorder:
         if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
             try:
                 self._index.remake()
-            except (sqlite3.Error, OSError) as again:
+            except (sqlite3.Error, OSError, ValueError) as again:
                 shared.give_up("index", f"The prefix cache in {where} is off: {again}.")
                 return
             with shared.lock:

@@ -30,7 +30,7 @@ class SharedState:
         self.deadline: float | None = None
         """When closing: the time to stop writing, on the monotonic clock."""
         self._events: list[Event] = []
-        self._reported: set[str] = set()
+        self._reported: set[tuple[str, bool]] = set()
         self._wakeup: Callable[[], None] | None = None
 
     def ask(self) -> None:
@@ -42,9 +42,9 @@ class SharedState:
         """With the lock held; `wake` once it is not."""
         for event in events:
             if isinstance(event, Trouble):
-                if event.kind in self._reported:
+                if (event.kind, event.off) in self._reported:
                     continue
-                self._reported.add(event.kind)
+                self._reported.add((event.kind, event.off))
             if isinstance(event, Dropped) and not event.nodes:
                 continue
             self._events.append(event)
@@ -69,7 +69,7 @@ class SharedState:
                 self.backlog -= blob.size
                 blob.payload = None
                 dropped += self.catalogue.withdraw(blob)
-            self.say(Trouble(message, kind), Dropped(dropped))
+            self.say(Trouble(message, kind, off=True), Dropped(dropped))
         self.wake()
 
     def damaged(self, blob: Blob, why: str) -> None:

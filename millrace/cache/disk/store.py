@@ -15,7 +15,7 @@ from millrace.cache.disk import files
 from millrace.cache.disk.catalogue import Catalogue
 from millrace.cache.disk.events import DiskUnavailable, Dropped, Event, StoredNode, Trouble
 from millrace.cache.disk.folder import Folder
-from millrace.cache.disk.index import BASE, Index
+from millrace.cache.disk.index import ASIDE, BASE, Index
 from millrace.cache.disk.quota import Quota
 from millrace.cache.disk.reader import DiskReader
 from millrace.cache.disk.recorder import Recorder
@@ -62,7 +62,7 @@ class DiskTier:
             recorder = Recorder(self._shared, self._folder, index, self._quota)
             self._writer = DiskWriter(self._shared, self._folder, self._quota, recorder, sync=sync)
             self._writer.prepare()
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, ValueError) as error:
             self._folder.close()
             raise DiskUnavailable(
                 f"The prefix cache in {self._folder.path} cannot be opened: {error}. Remove the "
@@ -71,7 +71,10 @@ class DiskTier:
         self._shared.poll()  # nobody knows yet what went while opening
         if index.remade:
             self._shared.tell(
-                Trouble(f"The index in {self._folder.path} was unusable: the cache is empty.")
+                Trouble(
+                    f"The index in {self._folder.path} was damaged. It was set aside as {ASIDE}, "
+                    f"and the prefix cache on disk begins empty."
+                )
             )
         if damaged:
             self._shared.tell(

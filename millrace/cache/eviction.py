@@ -8,10 +8,10 @@ with a hole in it is of no use.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from collections.abc import Iterator
+from typing import Literal
 
-from millrace.cache.tree import Node
+from millrace.cache.radix import Node, RadixTree
 
 Part = Literal["segment", "checkpoint"]
 HALF_LIFE = 600.0
@@ -30,20 +30,19 @@ def worth(tokens: int, nbytes: int, age: float) -> float:
     return float(saved / max(1, nbytes) * 0.5 ** (max(0.0, age) / HALF_LIFE))
 
 
-def victims(
-    nodes: Iterable[Node[Any, Any]], now: float, needed: int
-) -> Iterator[tuple[Node[Any, Any], Part]]:
+def victims(tree: RadixTree, now: float, needed: int) -> Iterator[tuple[Node, Part]]:
     """What to give up, one after the other, until `needed` bytes are free or nothing is left."""
-    pool = [n for n in nodes if not n.pins]
-    scored: list[tuple[float, int, Node[Any, Any], Part]] = []
-    for node in pool:
+    scored: list[tuple[float, int, Node, Part]] = []
+    for node in tree.nodes.values():
+        if node.pins:
+            continue
         age = now - node.used
-        if node.checkpoint is not None:
-            value = worth(node.end, node.checkpoint.nbytes, age)
+        if node.checkpoint:
+            value = worth(node.end, tree.checkpoint_bytes(node), age)
             value *= 1.0 if node.boundary else ON_THE_WAY
             scored.append((value, node.id, node, "checkpoint"))
-        if node.segment is not None:
-            scored.append((worth(node.end, node.nbytes, age), node.id, node, "segment"))
+        if _freed(tree, node):
+            scored.append((worth(node.end, tree.run_bytes(node), age), node.id, node, "segment"))
     scored.sort(key=lambda item: item[:2])
     freed = 0
     gone: set[int] = set()
@@ -54,19 +53,25 @@ def victims(
             if freed >= needed:
                 return
             if part == "checkpoint":
-                if node.checkpoint is None:
-                    continue
-                freed += node.checkpoint.nbytes
+                freed += tree.checkpoint_bytes(node)
+            elif node.id in gone or not _last(node, gone):
+                continue
             else:
-                if node.id in gone or node.segment is None or not _last(node, gone):
-                    continue
                 gone.add(node.id)
-                freed += node.nbytes
+                freed += _freed(tree, node)
             progress = True
             yield node, part
         scored = [s for s in scored if s[3] == "segment" and s[1] not in gone]
 
 
-def _last(node: Node[Any, Any], gone: set[int]) -> bool:
+def _freed(tree: RadixTree, node: Node) -> int:
+    """What giving up its segment brings: a node that is on disk stays known."""
+    if not node.resident:
+        return 0
+    segment = tree.sizes.segment(len(node.tokens))
+    return segment if node.stored else tree.run_bytes(node)
+
+
+def _last(node: Node, gone: set[int]) -> bool:
     """Whether nothing in memory builds on this node's segment."""
-    return all(c.segment is None or c.id in gone for c in node.children.values())
+    return all(not c.resident or c.id in gone for c in node.children.values())

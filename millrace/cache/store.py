@@ -1,0 +1,245 @@
+"""The prefix cache's body: the state of the index's nodes in memory, and the disk tier behind it.
+
+It carries out what the index decided, in order, and decides nothing. What the disk says becomes plain
+observations for the index; the arrays that came with it wait here until the index takes them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import mlx.core as mx
+
+from millrace.cache.disk import DiskTier, Dropped, PayloadsRead, Stored, Trouble
+from millrace.cache.observations import (
+    AnyObservation,
+    DiskTrouble,
+    DiskUsage,
+    FoundOnDisk,
+    GoneFromDisk,
+    ReadFromDisk,
+    ReadNode,
+    StoredOnDisk,
+)
+from millrace.cache.operations import (
+    Clear,
+    Cut,
+    Discard,
+    Evict,
+    EvictState,
+    Fill,
+    ForgetDisk,
+    Keep,
+    KeepState,
+    Merge,
+    Operation,
+    ReadDisk,
+    Restore,
+    SplitDisk,
+    TouchDisk,
+    WriteDisk,
+    WriteState,
+)
+from millrace.cache.payload import Payload
+from millrace.cache.state import (
+    KVSegment,
+    Layout,
+    StateCheckpoint,
+    checkpoint_from,
+    checkpoint_payload,
+    joined,
+    restore,
+    segment_from,
+    segment_payload,
+)
+
+log = logging.getLogger("millrace.cache")
+
+_CLOSING_BACKLOG = 128 << 20
+"""Bytes that wait to be written before closing waits with the next."""
+
+
+class StateSource(Protocol):
+    """Whose state is to be kept: a row by itself, or one of a batch."""
+
+    def segment(self, start: int, end: int, pack: bool) -> KVSegment: ...
+
+    def checkpoint(self) -> StateCheckpoint: ...
+
+
+class SegmentStore:
+    def __init__(
+        self, model: Any, layout: Layout, disk: DiskTier | None = None, *, pack: bool = False
+    ) -> None:
+        self._model = model
+        self._layout = layout
+        self._disk = disk
+        self._pack = pack
+        self._segments: dict[int, KVSegment] = {}
+        self._checkpoints: dict[int, StateCheckpoint] = {}
+        self._read: dict[int, dict[int, tuple[Payload | None, Payload | None]]] = {}
+        """What came from the disk, by ticket and node."""
+        self._usage: DiskUsage | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held; equals the index's `state_bytes` once all operations are carried out."""
+        segments = sum(s.nbytes for s in self._segments.values())
+        return segments + sum(c.nbytes for c in self._checkpoints.values())
+
+    def found(self) -> list[FoundOnDisk]:
+        """What the disk has at the start, parents before children."""
+        now = time.time()
+        return [
+            FoundOnDisk(
+                n.id,
+                n.parent,
+                n.salt,
+                tuple(n.tokens),
+                n.checkpoint is not None,
+                max(0.0, now - n.used),
+            )
+            for n in (self._disk.nodes() if self._disk else ())
+        ]
+
+    def poll(self) -> list[AnyObservation]:
+        """What has happened on the disk since the last call, in order."""
+        if self._disk is None:
+            return []
+        seen = [self._observed(event) for event in self._disk.poll()]
+        usage = DiskUsage(self._disk.bytes, self._disk.backlog)
+        if usage != self._usage:
+            self._usage = usage
+            seen.append(usage)
+        return seen
+
+    def execute(self, operation: Operation, source: StateSource | None = None) -> list[Any] | None:
+        """Carry out one operation. Keep and KeepState need the source; Restore returns the caches
+        of the job."""
+        match operation:
+            case Keep(node=node, start=start, end=end):
+                assert source is not None
+                segment = source.segment(start, end, self._pack)
+                mx.async_eval(segment.arrays)
+                self._segments[node] = segment
+            case KeepState(node=node):
+                assert source is not None
+                self._checkpoints[node] = source.checkpoint()
+            case Cut(node=node, at=at, upper=upper):
+                # Where no layer can be cut, nodes found on disk have no segment.
+                if (segment_there := self._segments.get(node)) is not None:
+                    self._segments[upper] = segment_there.cut(0, at)
+                    self._segments[node] = segment_there.cut(at, segment_there.length)
+            case Merge(upper=upper, lower=lower, into=into):
+                self._merge(upper, lower, into)
+            case Evict(node=node):
+                self._segments.pop(node, None)
+            case EvictState(node=node):
+                del self._checkpoints[node]
+            case Restore():
+                return self._restored(operation)
+            case Fill():
+                self._fill(operation)
+            case Discard(ticket=ticket):
+                self._read.pop(ticket, None)
+            case Clear():
+                self._segments.clear()
+                self._checkpoints.clear()
+                if self._disk is not None:
+                    self._disk.clear()
+            case _:
+                self._execute_on_disk(operation)
+        return None
+
+    def close(self, writes: Iterable[Operation], timeout: float) -> None:
+        """Carry out the last writes as long as time allows, then close the disk."""
+        if self._disk is None:
+            return
+        deadline = time.monotonic() + timeout
+        for operation in writes:
+            while self._disk.backlog > _CLOSING_BACKLOG and time.monotonic() < deadline:
+                time.sleep(0.01)
+            if time.monotonic() >= deadline:
+                break
+            self.execute(operation)
+        self._disk.close(max(0.0, deadline - time.monotonic()))
+
+    def _execute_on_disk(self, operation: Operation) -> None:
+        disk = self._disk
+        assert disk is not None, operation
+        match operation:
+            case ReadDisk(ticket=ticket, wants=wants):
+                disk.read(ticket, [(w.node, w.segment, w.checkpoint) for w in wants])
+            case WriteDisk(node=node, parent=parent, salt=salt, tokens=tokens):
+                segment = segment_payload(self._segments[node]) if operation.segment else None
+                checkpoint = self._payload(node) if operation.checkpoint else None
+                disk.put(node, parent, salt, tokens, segment, checkpoint)
+            case WriteState(node=node):
+                disk.put_checkpoint(node, self._payload(node))
+            case SplitDisk(node=node, at=at, upper=upper):
+                disk.split(node, at, upper)
+            case ForgetDisk(nodes=nodes):
+                disk.forget(nodes)
+            case TouchDisk(nodes=nodes):
+                disk.touch(nodes)
+            case _:
+                raise TypeError(f"{operation} is not an operation of the prefix cache")
+
+    def _payload(self, node: int) -> Payload:
+        return checkpoint_payload(self._checkpoints[node])
+
+    def _merge(self, upper: int, lower: int, into: int) -> None:
+        pair = [self._segments.pop(node, None) for node in (upper, lower)]
+        parts = [segment for segment in pair if segment is not None]
+        if len(parts) == 2:
+            self._segments[into] = joined(parts)
+        checkpoint = self._checkpoints.pop(lower, None)
+        if checkpoint is not None:
+            self._checkpoints[into] = checkpoint
+
+    def _restored(self, operation: Restore) -> list[Any]:
+        found = [self._segments.get(node) for node in operation.nodes]
+        holder = self._checkpoints[operation.holder] if operation.holder else None
+        return restore(
+            self._model,
+            self._layout,
+            operation.at,
+            [segment for segment in found if segment is not None],
+            holder,
+            operation.holder_at if operation.holder else None,
+        )
+
+    def _fill(self, operation: Fill) -> None:
+        segment, checkpoint = self._read[operation.ticket][operation.node]
+        if operation.segment:
+            assert segment is not None
+            self._segments[operation.node] = segment_from(segment)
+        if operation.checkpoint:
+            assert checkpoint is not None
+            self._checkpoints[operation.node] = checkpoint_from(checkpoint)
+
+    def _observed(self, event: PayloadsRead | Stored | Dropped | Trouble) -> AnyObservation:
+        match event:
+            case PayloadsRead(ticket=ticket, payloads=payloads, failed=failed):
+                self._read[ticket] = payloads or {}
+                nodes = [
+                    ReadNode(node, _length(segment), checkpoint is not None)
+                    for node, (segment, checkpoint) in self._read[ticket].items()
+                ]
+                return ReadFromDisk(ticket, tuple(nodes), tuple(failed))
+            case Stored(node=node, checkpoint=checkpoint):
+                return StoredOnDisk(node, checkpoint)
+            case Dropped(nodes=ids):
+                return GoneFromDisk(tuple(ids))
+            case Trouble(message=text, off=off):
+                log.warning("%s", text)
+                return DiskTrouble(text, off)
+
+
+def _length(segment: Payload | None) -> int:
+    """Tokens of a segment as it lies on disk."""
+    array = next(iter(segment.arrays.values()), None) if segment else None
+    return 0 if array is None else array.shape[2]
