@@ -58,7 +58,7 @@ class Server:
             stderr=self._log,
         )
 
-    def wait_ready(self, timeout: float = 120) -> Server:
+    def wait_ready(self, timeout: float = 240) -> Server:
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
@@ -72,10 +72,10 @@ class Server:
         raise TimeoutError("the server did not become ready")
 
     def health(self) -> dict[str, Any]:
-        return dict(self.http.get("/health", timeout=5).json())
+        return dict(self.http.get("/health").json())
 
     def status(self) -> dict[str, Any]:
-        return dict(self.http.get("/v1/status", timeout=5).json()["models"][0])
+        return dict(self.http.get("/v1/status").json()["models"][0])
 
     def post(self, path: str, body: Any, **kwargs: Any) -> httpx.Response:
         return self.http.post(path, json=body, **kwargs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,13 @@ def serve_script(
     running.stop()
 
 
-def events(server: Server, body: dict[str, Any], **kwargs: Any) -> list[dict[str, Any]]:
-    """The events of a stream as they are on the wire; each is named by its type."""
+def events(
+    server: Server,
+    body: dict[str, Any],
+    came: Callable[[str], object] = lambda name: None,
+    **kwargs: Any,
+) -> list[dict[str, Any]]:
+    """The events of a stream as they are on the wire; each is named by its type, told as it comes."""
     found: list[dict[str, Any]] = []
     url = f"{server.url}/v1/messages"
     with httpx.stream("POST", url, json=body | {"stream": True}, timeout=120, **kwargs) as response:
@@ -46,6 +51,7 @@ def events(server: Server, body: dict[str, Any], **kwargs: Any) -> list[dict[str
             elif line.startswith("data: "):
                 found.append(json.loads(line[6:]))
                 assert found[-1]["type"] == name
+                came(name)
     return found
 
 

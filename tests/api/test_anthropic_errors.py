@@ -201,13 +201,19 @@ def test_pings_errors_and_429_of_a_busy_server(small: Server) -> None:
     """One answer runs, one waits with pings, a third is told to come again later."""
     first = _begun(small, "first")
     reported: list[dict[str, Any]] = []
+    pings = threading.Semaphore(0)
+
+    def came(name: str) -> None:
+        if name == "ping":
+            pings.release()
+
+    headers = KEY | {"x-request-id": "second"}
     waiting = threading.Thread(
-        target=lambda: reported.extend(
-            events(small, LONG, headers=KEY | {"x-request-id": "second"})
-        )
+        target=lambda: reported.extend(events(small, LONG, came, headers=headers))
     )
     waiting.start()
-    time.sleep(0.7)
+    for _ in range(2):
+        assert pings.acquire(timeout=60), "nothing keeps it alive"
     refused = small.post("/v1/messages", ASK, headers=KEY)
     assert _error(refused, 429, "rate_limit_error")
     assert int(refused.headers["retry-after"]) >= 1

@@ -115,8 +115,10 @@ def test_the_status_names_every_request(start: Callable[..., Server]) -> None:
             wait_for("prompt", "prefill")
             pool.submit(send, "waits", SHORT)
             wait_for("waits", "queued")
-            time.sleep(0.3)
-            requests = _by_id(server)
+            deadline = time.monotonic() + 60
+            while not _well_begun(requests := _by_id(server)):
+                assert time.monotonic() < deadline, requests
+                time.sleep(0.02)
         finally:
             for id in ("answers", "prompt", "waits"):
                 server.post(f"/v1/requests/{id}/cancel", None)
@@ -142,6 +144,10 @@ def test_the_status_names_every_request(start: Callable[..., Server]) -> None:
     waits = requests["waits"]
     assert (waits["phase"], waits["progress"], waits["priority"]) == ("queued", 0.0, 0)
     assert (waits["ttft_seconds"], waits["tokens_per_second"]) == (None, None)
+
+
+def _well_begun(requests: dict[str, dict[str, Any]]) -> bool:
+    return requests["answers"]["made_tokens"] > 1 and requests["prompt"]["prefilled_tokens"] > 0
 
 
 def _by_id(server: Server) -> dict[str, dict[str, Any]]:

@@ -6,7 +6,8 @@ import random
 from typing import Any
 
 import pytest
-from engine.harness import Bench, greedy_alone
+from engine.harness import Bench, cost, greedy_alone
+from engine.preempted import Witness
 from tiny import SHAPES, VOCAB, build
 
 from millrace.cache.state import Layout
@@ -157,16 +158,16 @@ def test_memory_stays_within_its_budget(model: Any) -> None:
 
 
 def test_a_row_that_gave_way_finds_its_state(llama: Any) -> None:
-    from engine.harness import cost
-
     source = random.Random(10)
     price = cost(llama)
     budget = Budget(price, 2 * price.row(512))
-    bench = Bench(llama, budget=budget, cache=PLENTY)
+    bench = Witness(llama, budget=budget, cache=PLENTY)
     prompts = {i: _tokens(source, 200) for i in range(3)}
-    bench.run([_ask(id, p, 80, priority=-id) for id, p in prompts.items()])
+    bench.run([_ask(id, p, 400, priority=-id) for id, p in prompts.items()])
     for id, prompt in prompts.items():
-        assert bench.generated[id, 0] == greedy_alone(llama, prompt, 80)
+        assert bench.generated[id, 0] == greedy_alone(llama, prompt, 400)
+    assert bench.again and 0 not in bench.again, "the least important give way"
+    assert all(part.cached >= 200 for part in bench.again.values())
 
 
 def test_eight_bits_at_rest_restore_nearly_the_same(model: Any) -> None:

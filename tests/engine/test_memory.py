@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from engine.harness import Bench, cost, greedy_alone
+from engine.preempted import Witness
 from tiny import SHAPES, VOCAB, build
 
 from millrace.engine.memory import Budget
@@ -23,30 +24,24 @@ def model(request: pytest.FixtureRequest) -> Any:
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_pre_empted_rows_finish_as_if_undisturbed(model: Any, kept: bool) -> None:
+    """With a cache they find what they had; without one they run it again."""
     dice = random.Random(5)
     prompts = [[dice.randrange(VOCAB) for _ in range(120 + 40 * i)] for i in range(3)]
     each = cost(model)
     budget = Budget(each, max(2 * each.row(500), each.row(700)))
-    bench = Bench(model, budget=budget, prefill_chunk=64)
-    if not kept:
-        bench.engine._may_keep = lambda row: False  # type: ignore[method-assign]
-    left: list[int] = []
-    leave = bench.engine._leave
-
-    def counted() -> Any:
-        gone = leave()
-        left.append(len(gone))
-        return gone
-
-    bench.engine._leave = counted  # type: ignore[method-assign]
+    bench = Witness(model, budget=budget, prefill_chunk=64, cache=1 << 28 if kept else None)
     generated = bench.run(
         Submit(i, p, [Choice(0, i)], 340, Sampling(temperature=0.0), priority=i % 2)
         for i, p in enumerate(prompts)
     )
     for i, prompt in enumerate(prompts):
         assert generated[i, 0] == greedy_alone(model, prompt, 340)
-    if each.per_token:
-        assert sum(left) > 0, "nothing was pre-empted: the test is too easy"
+    if not each.per_token:
+        assert not bench.again, "state that does not grow needs no room"
+        return
+    assert bench.again, "nothing was pre-empted: the test is too easy"
+    for id, part in bench.again.items():
+        assert part.cached >= len(prompts[id]) if kept else part.cached == 0
 
 
 def test_a_prompt_that_can_never_fit_is_refused(model: Any) -> None:
