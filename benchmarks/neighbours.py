@@ -2,8 +2,9 @@
 
 Four streams decode. They are measured alone, and then beside each of: a prompt of ten megabytes, one
 that is just short enough to be tokenised, a grammar of 30,000 alternatives, a list of 20,000 choices,
-and 200 clients that ask for streams and read nothing. Each comes again and again while its time
-lasts. The 99th percentile of the streams' gaps is held against the one before.
+and 200 clients that ask for streams, with and without reading them. Each comes again and again while
+its time lasts, from another process, so that the gaps are the server's. The 99th percentile of the
+streams' gaps is held against the one alone.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import socket
 import sys
 import tempfile
 import time
@@ -38,7 +38,6 @@ READERS, READER_TOKENS = 200, 1000
 SETTLE = 2.0
 AT_MOST = 3.0
 _SENTENCE = "Some words of a book that is far too long to be read in one go. "
-_HEADERS = {"content-type": "application/json"}
 
 
 @dataclass
@@ -58,7 +57,7 @@ class Gaps:
         return max(self.seconds)
 
 
-Disturbance = Callable[[httpx.AsyncClient, str, Gaps], Awaitable[None]]
+Disturbance = Callable[[str, Gaps], Awaitable[None]]
 
 
 def main() -> None:
@@ -114,7 +113,7 @@ async def _measure(server: Child, options: argparse.Namespace, console: Console)
             async with _streams(http, server, items) as arrivals:
                 await asyncio.sleep(SETTLE)
                 begun = time.perf_counter()
-                work = asyncio.create_task(_repeat(disturb, http, server.url, gaps))
+                work = asyncio.create_task(_repeat(disturb, server.url, gaps))
                 await asyncio.sleep(options.seconds)
                 ended = time.perf_counter()
                 work.cancel()
@@ -128,9 +127,9 @@ async def _measure(server: Child, options: argparse.Namespace, console: Console)
     return measured
 
 
-async def _repeat(disturb: Disturbance, http: httpx.AsyncClient, url: str, gaps: Gaps) -> None:
+async def _repeat(disturb: Disturbance, url: str, gaps: Gaps) -> None:
     while True:
-        await disturb(http, url, gaps)
+        await disturb(url, gaps)
 
 
 @contextlib.asynccontextmanager
@@ -184,45 +183,94 @@ def _disturbances(readers: int) -> dict[str, Disturbance]:
         "a 600 KB prompt": _posting({"prompt": _SENTENCE * 9_300}),
         "30,000 alternatives": _posting(asked | {"guided_grammar": grammar}),
         "20,000 choices": _posting(asked | {"guided_choice": words[:20_000]}),
-        f"{readers} slow readers": _Readers(readers),
+        f"{readers} readers": _Readers(readers, reads=True),
+        f"{readers} slow readers": _Readers(readers, reads=False),
     }
 
 
-async def _nothing(http: httpx.AsyncClient, url: str, gaps: Gaps) -> None:
+async def _nothing(url: str, gaps: Gaps) -> None:
     await asyncio.sleep(1.0)
 
 
 def _posting(wanted: dict[str, object]) -> Disturbance:
     content = json.dumps(wanted).encode()
 
-    async def disturb(http: httpx.AsyncClient, url: str, gaps: Gaps) -> None:
-        answer = await http.post(f"{url}/v1/completions", content=content, headers=_HEADERS)
-        gaps.answers[answer.status_code] = gaps.answers.get(answer.status_code, 0) + 1
-        await asyncio.sleep(0.2)
+    async def disturb(url: str, gaps: Gaps) -> None:
+        async with _elsewhere(_SENDER, url) as process:
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write(content)
+            process.stdin.close()
+            while line := await process.stdout.readline():
+                status = int(line)
+                gaps.answers[status] = gaps.answers.get(status, 0) + 1
 
     return disturb
 
 
+_SENDER = """
+import http.client, sys, time, urllib.parse
+body, place = sys.stdin.buffer.read(), urllib.parse.urlsplit(sys.argv[1])
+while True:
+    connection = http.client.HTTPConnection(place.hostname, place.port, timeout=300)
+    connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+    print(connection.getresponse().status, flush=True)
+    connection.close()
+    time.sleep(0.2)
+"""
+_READER = """
+import socket, sys, threading, urllib.parse
+body, place = sys.stdin.buffer.read(), urllib.parse.urlsplit(sys.argv[1])
+head = f"POST /generate HTTP/1.1\\r\\nHost: x\\r\\nContent-Length: {len(body)}\\r\\n\\r\\n".encode()
+readers = []
+for _ in range(int(sys.argv[2])):
+    reader = socket.socket()
+    reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    reader.connect((place.hostname, place.port))
+    reader.sendall(head + body)
+    readers.append(reader)
+def read(reader):
+    while reader.recv(65536):
+        pass
+if sys.argv[3] == "reads":
+    for reader in readers:
+        threading.Thread(target=read, args=(reader,), daemon=True).start()
+threading.Event().wait()
+"""
+
+
+@contextlib.asynccontextmanager
+async def _elsewhere(code: str, *arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        code,
+        *arguments,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        await process.wait()
+
+
 class _Readers:
-    """Clients that ask for a stream and never read it."""
+    """Clients that ask for a stream, and read it or do not."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, *, reads: bool) -> None:
         self._count = count
+        self._reads = "reads" if reads else "does not"
 
-    async def __call__(self, http: httpx.AsyncClient, url: str, gaps: Gaps) -> None:
-        asked = {"prompt": "Go on.", "max_tokens": READER_TOKENS, "stream": True, "logprobs": 5}
-        data = json.dumps(asked | {"ignore_eos": True}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
-        port = httpx.URL(url).port
-        assert port is not None
-        with contextlib.ExitStack() as stack:
-            for _ in range(self._count):
-                reader = stack.enter_context(socket.socket())
-                reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-                reader.connect(("127.0.0.1", port))
-                reader.sendall(head.encode() + data)
-                await asyncio.sleep(0)
-            await asyncio.Event().wait()
+    async def __call__(self, url: str, gaps: Gaps) -> None:
+        sampling = {"max_new_tokens": READER_TOKENS, "ignore_eos": True}
+        # Every event repeats the text before it, so that buffers are full soon.
+        asked = {"text": "Go on.", "stream": True, "sampling_params": sampling}
+        async with _elsewhere(_READER, url, str(self._count), self._reads) as process:
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(asked).encode())
+            process.stdin.close()
+            await process.wait()
 
 
 def _report(console: Console, measured: dict[str, Gaps]) -> None:

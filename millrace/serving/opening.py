@@ -64,5 +64,5 @@ async def open_model(
     )
     # What grammars need is read now, since it holds up everything else while it is.
     with contextlib.suppress(ModelError):
-        await asyncio.to_thread(lambda: side.dialect.marker_tokens)
+        await asyncio.to_thread(side.read_ahead)
     return ServedModel(config.name, side, client)

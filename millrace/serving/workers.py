@@ -20,7 +20,7 @@ import msgspec
 
 from millrace import errors
 from millrace.errors import DeadlineExceeded, EngineUnavailable, MillraceError, Overloaded
-from millrace.text.tasks import TextSide, TextSideConfig
+from millrace.text.tasks import EncodeTask, TextSide, TextSideConfig
 from millrace.text.worker import Broken, Done, Refused, read_frame, reply_decoder, write_frame
 
 log = logging.getLogger("millrace.serving")
@@ -52,6 +52,8 @@ class TextDesk:
     def run(self, task: TextTask[T]) -> T:
         if task.size() < LARGE:
             return task.run(self._side)
+        if isinstance(task, EncodeTask):
+            task.refuse(self._side)  # by its length alone, which is no work for a worker
         try:
             data = msgspec.json.encode(task)
         except (TypeError, ValueError):

@@ -46,6 +46,11 @@ class TextSide:
             self.tokenizer, config.tool_format, config.reasoning_format, volatile
         )
 
+    def read_ahead(self) -> None:
+        """Read what the first large prompt and the first grammar need."""
+        self.tokenizer.fewest_tokens("")
+        _ = self.dialect.marker_tokens
+
     def fitting(self, text: str, *, special: bool = False) -> list[int]:
         """The tokens of a prompt that has room in the window, or a refusal with its length."""
         self.refuse_too_long(text)
@@ -169,6 +174,10 @@ class EncodeTask(msgspec.Struct, tag="encode", kw_only=True):
     special: bool = True
     fit: bool = True
     """Whether each is a prompt, and must have room in the window."""
+
+    def refuse(self, side: TextSide) -> None:
+        for text in self.texts if self.fit else ():
+            side.refuse_too_long(text)
 
     def run(self, side: TextSide) -> list[list[int]]:
         if self.fit:
