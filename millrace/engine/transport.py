@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import queue
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
 import zmq
 
-from millrace.protocol import FromEngine, ToEngine, encoder, to_engine
+from millrace.protocol import Failed, FromEngine, ToEngine, encoder, to_engine
+
+log = logging.getLogger("millrace.engine")
 
 
 class Transport(Protocol):
@@ -27,16 +31,29 @@ class SocketTransport:
         self._socket.connect(address)
 
     def receive(self, wait: float | None) -> list[ToEngine]:
-        messages: list[ToEngine] = []
+        raw: list[bytes] = []
         if wait is None:
-            messages.append(to_engine.decode(self._socket.recv()))
+            raw.append(self._socket.recv())
         elif wait and not self._socket.poll(math.ceil(wait * 1000)):
             return []
         while True:
             try:
-                messages.append(to_engine.decode(self._socket.recv(zmq.NOBLOCK)))
+                raw.append(self._socket.recv(zmq.NOBLOCK))
             except zmq.Again:
-                return messages
+                return [m for data in raw if (m := self._decoded(data)) is not None]
+
+    def _decoded(self, data: bytes) -> ToEngine | None:
+        """A message; one that is not as agreed is answered, and costs its own request only."""
+        try:
+            message: ToEngine = to_engine.decode(data)
+            return message
+        except msgspec.DecodeError as error:
+            log.exception("a message of the front is garbled")
+            fields = msgspec.msgpack.decode(data)
+            if isinstance(fields, dict) and isinstance(fields.get("id"), int):
+                text = f"The engine does not understand the request: {error}"
+                self.send(Failed("request_failed", text, fields["id"]))
+            return None
 
     def send(self, message: FromEngine) -> None:
         self._socket.send(encoder.encode(message))

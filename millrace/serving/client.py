@@ -1,19 +1,19 @@
-"""The engine's keeper: starts it, hears it, and when it dies starts it again and resumes.
+"""The front's side of one engine: the requests it has, and how they get through its deaths.
 
 Requests wait here while no engine is up. A request that was running when the engine died goes on
-from prompt and generated tokens. Two deaths make a request a suspect, and suspects run one at a time, so
-that the third death tells which of them it was; that one gets an error and the others go on.
+from prompt and generated tokens, unless it is what the engine dies of (millrace.serving.suspicion).
 """
 
 from __future__ import annotations
 
 import asyncio
-import enum
 import itertools
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
+
+import msgspec
 
 from millrace.errors import (
     BadRequest,
@@ -21,7 +21,7 @@ from millrace.errors import (
     DeadlineExceeded,
     EngineUnavailable,
     MillraceError,
-    ModelError,
+    RequestFailed,
     from_code,
 )
 from millrace.protocol import (
@@ -31,33 +31,27 @@ from millrace.protocol import (
     CacheReport,
     Failed,
     FromEngine,
-    Loading,
+    Prefilled,
+    PromptLogprobs,
     Ready,
+    RowTokens,
     Step,
     Submit,
+    encoder,
 )
 from millrace.serving.admission import Admission
 from millrace.serving.connection import Connection, EngineGone
 from millrace.serving.in_flight import InFlight, Outcome
+from millrace.serving.keeper import Keeper, State
 from millrace.serving.metrics import ModelMetrics
+from millrace.serving.suspicion import Suspicion
 
 log = logging.getLogger("millrace.serving")
 
-DEATHS_PER_REQUEST = 3
-STARTS_IN_A_ROW = 5
-LONGEST_PAUSE = 10.0
 QUERY_PATIENCE = 30.0
 """Seconds that the engine may take to answer a question: it does so between two steps."""
 CLOSING_PATIENCE = 15.0
 """Seconds that it may take to end: it writes to disk what is only in memory."""
-
-
-class State(enum.StrEnum):
-    STARTING = "starting"
-    READY = "ready"
-    RESTARTING = "restarting"
-    FAILED = "failed"
-    STOPPED = "stopped"
 
 
 class EngineClient:
@@ -69,48 +63,58 @@ class EngineClient:
         *,
         idle: float = 5.0,
     ) -> None:
-        self._launch = launch
+        self._keeper = Keeper(launch, self)
+        self._suspicion = Suspicion()
         self._admission = admission
         self._metrics = metrics
         self._idle = idle
-        self._connection: Connection | None = None
-        self._keeper: asyncio.Task[None] | None = None
-        self._settled = asyncio.Event()
         self._queries: dict[str, asyncio.Future[CacheReport]] = {}
         self._query_ids = map(str, itertools.count())
         self._numbers = itertools.count(1)
         self.in_flight: dict[int, InFlight] = {}
-        self.state = State.STARTING
-        self.ready: Ready | None = None
-        self.failure: MillraceError | None = None
-        self.restarts = 0
-        self.stage = "starting"
+
+    @property
+    def state(self) -> State:
+        return self._keeper.state
+
+    @property
+    def why(self) -> str | None:
+        """Why requests are not being served; None if they are."""
+        return self._keeper.why
+
+    @property
+    def stage(self) -> str:
+        return self._keeper.stage
+
+    @property
+    def ready(self) -> Ready | None:
+        return self._keeper.ready
+
+    @property
+    def failure(self) -> MillraceError | None:
+        return self._keeper.failure
+
+    @property
+    def restarts(self) -> int:
+        return self._keeper.restarts
 
     @property
     def pid(self) -> int | None:
-        return self._connection.pid if self._connection else None
+        return self._keeper.pid
 
     async def start(self) -> None:
         """Returns once the engine's process is on its way, so that it loads while others work."""
-        self._connection = await self._launch()
-        self._keeper = asyncio.create_task(self._keep(self._connection))
+        await self._keeper.start()
 
     async def settled(self) -> None:
         """Wait for the first start to succeed; raises why it did not."""
-        await self._settled.wait()
-        if self.failure:
-            raise self.failure
+        await self._keeper.settled()
 
     async def stop(self, grace: float = CLOSING_PATIENCE) -> None:
-        self.state = State.STOPPED
+        self._keeper.state = State.STOPPED
         self._drop_queries()
         self.fail_all(EngineUnavailable("The server is shutting down."))
-        if self._keeper:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
-        if self._connection:
-            await self._connection.close(grace)
-            self._connection = None
+        await self._keeper.stop(grace)
 
     def admit(self, answers: int) -> None:
         """Raise why that many more answers cannot be taken: too much load, no engine to be had."""
@@ -126,6 +130,10 @@ class EngineClient:
         if any(r.id == id for r in self.in_flight.values()):
             raise BadRequest(f"A request with the id '{id}' is running.", param="id")
         request.id = next(self._numbers)
+        try:
+            encoder.encode(request)
+        except (msgspec.EncodeError, OverflowError, TypeError, ValueError) as error:
+            raise BadRequest(f"The request cannot be passed on to the engine: {error}.") from error
         active = InFlight(id, request, self._abandon, idle=self._idle, endpoint=endpoint)
         self.in_flight[active.number] = active
         self._metrics.arrived(active)
@@ -140,8 +148,8 @@ class EngineClient:
     def finish_choice(self, active: InFlight, choice: int) -> None:
         """The front has all it wants of a choice: free its row."""
         active.open.discard(choice)
-        if active.running and self._connection:
-            self._connection.send(AbortChoice(active.number, choice))
+        if active.running:
+            self._keeper.send(AbortChoice(active.number, choice))
         self._settle(active)
 
     def knows(self, id: str) -> bool:
@@ -157,14 +165,14 @@ class EngineClient:
 
     async def cache(self, *, clear: bool = False) -> CacheReport:
         """What the engine's prefix cache holds, after dropping it all if `clear` says so."""
-        if self.state is not State.READY or self._connection is None:
+        if self.state is not State.READY:
             raise self.failure or EngineUnavailable(
                 f"The engine is {self.state.value}; ask again when it is ready."
             )
         id = next(self._query_ids)
         answer: asyncio.Future[CacheReport] = asyncio.get_running_loop().create_future()
         self._queries[id] = answer
-        self._connection.send(CacheQuery(id, clear))
+        self._keeper.send(CacheQuery(id, clear))
         try:
             async with asyncio.timeout(QUERY_PATIENCE):
                 return await answer
@@ -197,8 +205,9 @@ class EngineClient:
         active.outcome = outcome
         if error is not None:
             active.fail(error)
-        if outcome not in ("ok", "error") and active.running and self._connection:
-            self._connection.send(Abort(active.number))
+        self._suspicion.ended(active.number)
+        if outcome not in ("ok", "error") and active.running:
+            self._keeper.send(Abort(active.number))
         active.open.clear()
         if active.timer is not None:
             active.timer.cancel()
@@ -216,114 +225,112 @@ class EngineClient:
 
     def _hand_over(self) -> None:
         """Give the engine all requests it may have now."""
-        if self.state is not State.READY or self._connection is None:
+        if self.state is not State.READY:
             return
-        suspect_runs = any(r.running and _suspect(r) for r in self.in_flight.values())
-        for active in self.in_flight.values():
-            if active.running or (_suspect(active) and suspect_runs):
+        # Those that are tried go first: all others wait for how that ends.
+        order = dict.fromkeys((*self._suspicion.on_trial, *self.in_flight))
+        for active in [self.in_flight[n] for n in order if n in self.in_flight]:
+            if active.running or not active.open:
                 continue
-            suspect_runs |= _suspect(active)
-            active.running = True
-            self._connection.send(active.remainder())
+            if self._suspicion.may_run(active.number):
+                try:
+                    self._keeper.send(active.begin())
+                except Exception as error:
+                    self._failed(active, error)
 
     def _settle(self, active: InFlight) -> None:
         if not active.open and self.in_flight.get(active.number) is active:
             self._end(active, "ok", None)
 
-    async def _keep(self, connection: Connection) -> None:
-        failed_starts = 0
-        pause = 0.0
-        while True:
-            try:
-                while True:
-                    self._dispatch(await connection.receive())
-            except EngineGone as gone:
-                was_ready = self.state is State.READY
-                await connection.close(0)
-                self._connection = None
-                failed_starts = 0 if was_ready else failed_starts + 1
-                if self.failure is None and failed_starts >= STARTS_IN_A_ROW:
-                    self.failure = EngineUnavailable(
-                        f"The engine did not start in {STARTS_IN_A_ROW} attempts: {gone}."
-                    )
-                if self.failure:
-                    self._give_up(self.failure)
-                    return
-                self._bury(gone)
-            pause = 0.0 if was_ready else min(LONGEST_PAUSE, max(0.5, pause * 2))
-            await asyncio.sleep(pause)
-            connection = self._connection = await self._launch()
+    def engine_ready(self) -> None:
+        self._hand_over()
 
-    def _give_up(self, failure: MillraceError) -> None:
-        self.state = State.FAILED
+    def engine_failed(self, failure: MillraceError) -> None:
         self._drop_queries()
         self.fail_all(failure)
-        self._settled.set()
 
-    def _bury(self, gone: EngineGone) -> None:
-        """An engine has died: say so, and decide who goes on."""
-        self.state = State.RESTARTING
+    def engine_gone(self, gone: EngineGone, working: Sequence[int]) -> None:
+        """Say so, and decide who goes on."""
         self._drop_queries()
-        self.restarts += 1
         self._metrics.restarted()
-        log.error(
-            "the engine is gone (%s); starting it again, %d requests go on",
-            gone,
-            len(self.in_flight),
-        )
-        for active in list(self.in_flight.values()):
-            if not active.running:
-                continue
+        running = {r.number: r for r in self.in_flight.values() if r.running}
+        milestones = {number: active.milestone for number, active in running.items()}
+        for active in running.values():
             active.running = False
             active.deaths += 1
-            if active.deaths >= DEATHS_PER_REQUEST:
-                text = (
-                    f"The engine died {active.deaths} times while it ran this request; "
-                    f"the last time, {gone}."
-                )
-                self._end(active, "error", EngineUnavailable(text))
+        guilty = self._suspicion.died(milestones, working, gone.cause)
+        log.error(
+            "the engine is gone (%s) while it worked on %s of %d requests; starting it again",
+            gone,
+            [running[n].id for n in working if n in running],
+            len(running),
+        )
+        for number, deaths in guilty.items():
+            text = (
+                f"The engine died {deaths} times while it worked on this request; "
+                f"the last time, {gone}."
+            )
+            self._end(running[number], "error", EngineUnavailable(text))
 
-    def _dispatch(self, message: FromEngine) -> None:
+    def engine_garbled(self, requests: Sequence[int]) -> None:
+        for number in requests:
+            if active := self.in_flight.get(number):
+                self._failed(active, ValueError("the engine's answer is garbled"))
+
+    def engine_said(self, message: FromEngine) -> None:
         match message:
             case Step():
                 self._stepped(message)
-            case Ready():
-                self.ready = message
-                self.state = State.READY
-                self._settled.set()
-                self._hand_over()
-            case Loading(stage=stage):
-                self.stage = stage
             case CacheReport(id=id):
                 self._metrics.cache(message.memory.bytes, message.disk.bytes if message.disk else 0)
                 if (answer := self._queries.get(id)) and not answer.done():
                     answer.set_result(message)
-            case Failed(code=code, message=text, id=None):
-                self.failure = ModelError(text) if code == "model_error" else from_code(code, text)
-            case Failed(code=code, message=text, id=int(id)):
-                if active := self.in_flight.get(id):
+            case Failed(code=code, message=text, id=int(number)):
+                if active := self.in_flight.get(number):
                     self._end(active, "error", from_code(code, text))
 
     def _stepped(self, step: Step) -> None:
         self._metrics.stepped(step)
-        for done in step.prefilled:
-            if active := self.in_flight.get(done.id):
-                self._metrics.prefilled(active.progress(done))
-        for scores in step.prompt_logprobs:
-            if active := self.in_flight.get(scores.id):
-                active.scores(scores)
-        for row in step.rows:
-            if active := self.in_flight.get(row.id):
-                first, before = active.first_token is None, active.last_token
-                active.take(row)
-                if first:
-                    self._metrics.first_token(active)
-                    self._count_queue()
-                self._metrics.token(None if first else active.last_token - before, len(row.tokens))
-                self._settle(active)
+        others_may = False
+        parts: list[Prefilled | PromptLogprobs | RowTokens] = [
+            *step.prefilled,
+            *step.prompt_logprobs,
+            *step.rows,
+        ]
+        for part in parts:
+            if active := self.in_flight.get(part.id):
+                try:
+                    if isinstance(part, RowTokens):
+                        self._row(active, part)
+                    elif isinstance(part, Prefilled):
+                        self._metrics.prefilled(active.progress(part))
+                    else:
+                        active.scores(part)
+                except Exception as error:  # what is wrong with one request is no other's business
+                    self._failed(active, error)
+                if self._suspicion.watches:
+                    others_may |= self._suspicion.progressed(active.number, active.milestone)
+        if others_may:
+            self._hand_over()
         if not self.in_flight:
             # The step was on its way when the last request left: it is not the last word.
             self._metrics.idle()
+
+    def _row(self, active: InFlight, row: RowTokens) -> None:
+        first, before = active.first_token is None, active.last_token
+        active.take(row)
+        if first:
+            self._metrics.first_token(active)
+            self._count_queue()
+        self._metrics.token(None if first else active.last_token - before, len(row.tokens))
+        self._settle(active)
+
+    def _failed(self, active: InFlight, error: Exception) -> None:
+        """A fault of ours in what one request needs: it ends, the engine lets go of it."""
+        log.error("request %s failed", active.id, exc_info=error)
+        if self.in_flight.get(active.number) is active:
+            self._keeper.send(Abort(active.number))
+            self._end(active, "error", RequestFailed(f"The request failed: {error}."))
 
 
 def _summary(active: InFlight, seconds: float) -> dict[str, Any]:
@@ -340,7 +347,3 @@ def _summary(active: InFlight, seconds: float) -> dict[str, Any]:
         "seconds": round(seconds, 3),
         "deaths": active.deaths,
     }
-
-
-def _suspect(active: InFlight) -> bool:
-    return active.deaths >= DEATHS_PER_REQUEST - 1

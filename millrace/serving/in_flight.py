@@ -14,6 +14,7 @@ import msgspec
 
 from millrace.errors import MillraceError
 from millrace.protocol import Choice, HitKind, Prefilled, PromptLogprobs, RowTokens, Submit
+from millrace.serving.suspicion import Milestone
 from millrace.text.deltas import Idle
 
 Phase = Literal["queued", "prefill", "decode"]
@@ -77,8 +78,14 @@ class InFlight:
             return "decode"
         return "prefill" if self.prefilled else "queued"
 
-    def remainder(self) -> Submit:
+    @property
+    def milestone(self) -> Milestone:
+        return Milestone(self.tokens_generated, self.prefilled)
+
+    def begin(self) -> Submit:
         """What is left to do, as a request to an engine that knows nothing of it."""
+        self.running = True
+        self.prefilled = 0
         choices = [
             Choice(c.index, c.seed, list(self.generated[c.index]))
             for c in self.submit.choices

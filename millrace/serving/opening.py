@@ -25,11 +25,13 @@ class Workplace:
     """A private folder for the sockets of this server's engines, removed at the end."""
 
     def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="millrace-"))
+        self._folder = _private_folder()
         self._numbers = itertools.count()
 
     def launcher(self, config: EngineConfig) -> Callable[[], Awaitable[Connection]]:
         async def launch() -> Connection:
+            if not self._folder.is_dir():  # whatever tidies up temporary files took it away
+                self._folder = _private_folder()
             # A fresh socket for every engine: nothing of a dead one can be heard by the next.
             file = self._folder / f"engine-{next(self._numbers)}.sock"
             return await ProcessConnection.launch(config, file)
@@ -38,6 +40,10 @@ class Workplace:
 
     def remove(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _private_folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="millrace-"))
 
 
 async def open_model(

@@ -69,14 +69,14 @@ class Watch:
             if self._silent == 0.0:
                 self._computed = self.processor_time()
             self._silent += passed
-        if self._is_silent(reading):
+        if self._silent_for(FROZEN_SECONDS if reading.beats else FIRST_BEAT_SECONDS):
             return Pulse.FROZEN
         if reading.patience is not None and self._still > max(LEAST_PATIENCE, reading.patience):
             return Pulse.STUCK
-        return Pulse.QUIET if reading.beats and self._silent > QUIET_SECONDS else Pulse.WELL
+        return Pulse.QUIET if reading.beats and self._silent_for(QUIET_SECONDS) else Pulse.WELL
 
-    def _is_silent(self, reading: Reading) -> bool:
-        if self._silent < (FROZEN_SECONDS if reading.beats else FIRST_BEAT_SECONDS):
+    def _silent_for(self, seconds: float) -> bool:
+        if self._silent < seconds:
             return False
         computed = self.processor_time()
         if computed is None or self._computed is None:

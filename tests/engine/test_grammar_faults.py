@@ -34,7 +34,7 @@ def lark(text: str) -> str:
 def asked(tokenizer: Tokenizer, grammar: str | None, *generated: list[int], **more: Any) -> Submit:
     choices = [Choice(i, 0, list(g)) for i, g in enumerate(generated or ([],))]
     ends = sorted(tokenizer.eos_ids)
-    return Submit("x", [1], choices, 100, grammar=grammar, end_ids=ends, **more)
+    return Submit(1, [1], choices, 100, grammar=grammar, end_ids=ends, **more)
 
 
 def test_a_grammar_is_compiled_while_the_engine_does_other_things(

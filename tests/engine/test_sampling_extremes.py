@@ -37,7 +37,7 @@ FILTERS: list[dict[str, Any]] = [
 
 
 def _row(stops: list[int] | None = None, **fields: Any) -> Row:
-    request = Submit("a", [1], [Choice(0, 7)], 4, Sampling(**fields), stops or [])
+    request = Submit(1, [1], [Choice(0, 7)], 4, Sampling(**fields), stops or [])
     return Row.of(request, request.choices[0], 0.0)
 
 
@@ -174,10 +174,10 @@ def test_a_hostile_row_changes_nothing_for_the_one_beside_it(backend: Any) -> No
     model = build("llama")
     odd = [VOCAB, VOCAB + 5, 2**31 - 1, 2**40]
     settings = Sampling(temperature=1e-39, top_p=0.5, min_tokens=8, logit_bias={VOCAB + 9: 99.0})
-    hostile = Submit("a", PROMPT, [Choice(0, 1)], 12, settings, odd)
+    hostile = Submit(1, PROMPT, [Choice(0, 1)], 12, settings, odd)
     penalised = Sampling(temperature=1.0, repetition_penalty=1e-40, typical_p=0.5)
-    worse = Submit("b", PROMPT, [Choice(0, 1)], 12, penalised, odd)
-    greedy = Submit("c", PROMPT, [Choice(0, 1)], 12, Sampling(temperature=0.0))
+    worse = Submit(2, PROMPT, [Choice(0, 1)], 12, penalised, odd)
+    greedy = Submit(3, PROMPT, [Choice(0, 1)], 12, Sampling(temperature=0.0))
     made = Bench(model, backend()).run([hostile, worse, greedy])
-    assert made["c", 0] == greedy_alone(model, PROMPT, 12)
-    assert all(0 <= t < VOCAB for t in made["a", 0] + made["b", 0])
+    assert made[3, 0] == greedy_alone(model, PROMPT, 12)
+    assert all(0 <= t < VOCAB for t in made[1, 0] + made[2, 0])

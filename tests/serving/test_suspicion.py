@@ -23,7 +23,6 @@ class Job:
     dies_at_token: int | None = None
     done: int = 0
     ran: int = 0
-    decoding: bool = False
     outcome: str = ""
 
     @property
@@ -31,14 +30,16 @@ class Job:
         return self.dies_at_chunk is not None or self.dies_at_token is not None
 
     @property
-    def standing(self) -> Milestone:
-        return Milestone(self.done, self.ran, self.decoding)
+    def milestone(self) -> Milestone:
+        return Milestone(self.done, self.ran)
 
 
 class World:
     """An engine that alternates chunks and steps, and a front that starts it again."""
 
-    def __init__(self, jobs: list[Job], names: str = "exact", slots: int = 32) -> None:
+    def __init__(
+        self, jobs: list[Job], names: str = "exact", slots: int = 32, together: int = 1
+    ) -> None:
         self.suspicion = Suspicion()
         self.jobs = dict(enumerate(jobs))
         self.names = names
@@ -46,8 +47,8 @@ class World:
         self.engine: list[int] = []
         self.crashes = 0
         self.ticks = 0
-        self.together = 0
-        """The most requests that decoded in one step since the last death."""
+        self.together = together
+        """Prompts of which a chunk is run at the same time."""
 
     def run(self, kills: list[tuple[int, Cause]], limit: int = 20_000) -> None:
         gaps = iter(kills)
@@ -72,15 +73,15 @@ class World:
         first = [r for r in self.suspicion.on_trial if r in waiting]
         for request in [*first, *(r for r in waiting if r not in first)]:
             job = self.jobs[request]
-            if request not in self.engine and self.suspicion.may_run(request, job.standing):
-                job.ran, job.decoding = 0, False
+            if request not in self.engine and self.suspicion.may_run(request):
+                job.ran = 0
                 self.engine.append(request)
 
     def next_work(self) -> list[int]:
         running = self.engine[: self.slots]
         prefill = [r for r in running if self.jobs[r].ran < self.jobs[r].chunks]
         rows = [r for r in running if r not in prefill]
-        return prefill[:1] if prefill and (self.ticks % 2 or not rows) else rows
+        return prefill[: self.together] if prefill and (self.ticks % 2 or not rows) else rows
 
     def named(self, work: list[int]) -> list[int]:
         return [] if self.names == "none" else work
@@ -99,14 +100,13 @@ class World:
                 job.ran += 1
             else:
                 job.done += 1
-                job.decoding = True
-            self.suspicion.progressed(request, job.standing)
+            self.suspicion.progressed(request, job.milestone)
             if job.done == job.tokens:
                 self.end(request, "ok")
         return None
 
     def die(self, named: list[int], cause: Cause) -> None:
-        in_flight = {r: self.jobs[r].standing for r in self.engine}
+        in_flight = {r: self.jobs[r].milestone for r in self.engine}
         self.engine = []
         for request in self.suspicion.died(in_flight, named, cause):
             self.end(request, "error")
@@ -142,9 +142,9 @@ def mixed(healthy: int, poisoned: int) -> st.SearchStrategy[list[Job]]:
     ).flatmap(lambda both: st.permutations(both[0] + both[1]))
 
 
-@given(mixed(12, 5), st.sampled_from(["exact", "none"]))
-def test_the_poisoned_end_and_nobody_else(given_jobs: list[Job], names: str) -> None:
-    world = World(given_jobs, names)
+@given(mixed(12, 5), st.sampled_from(["exact", "none"]), st.integers(1, 6))
+def test_the_poisoned_end_and_nobody_else(given_jobs: list[Job], names: str, together: int) -> None:
+    world = World(given_jobs, names, together=together)
     world.run([])
     for job in world.jobs.values():
         assert job.outcome == ("error" if job.poisoned else "ok"), job
@@ -158,11 +158,12 @@ def test_the_poisoned_end_and_nobody_else(given_jobs: list[Job], names: str) -> 
         st.tuples(st.integers(24, 60), st.sampled_from([Cause.KILL, Cause.OUTSIDE])), max_size=100
     ),
     st.sampled_from(["exact", "none"]),
+    st.integers(1, 6),
 )
 def test_kills_from_outside_fail_nobody(
-    given_jobs: list[Job], kills: list[tuple[int, Cause]], names: str
+    given_jobs: list[Job], kills: list[tuple[int, Cause]], names: str, together: int
 ) -> None:
-    world = World(given_jobs, names)
+    world = World(given_jobs, names, together=together)
     world.run(kills)
     assert all(job.outcome == "ok" for job in given_jobs)
 
@@ -207,33 +208,33 @@ def test_five_poisoned_prompts_beside_eight_streams() -> None:
 
 def test_everybody_goes_back_in_at_once_after_a_death() -> None:
     suspicion = Suspicion()
-    standing = Milestone(5, 1, True)
-    assert suspicion.died(dict.fromkeys(range(8), standing), range(8), Cause.CRASH) == {}
-    assert all(suspicion.may_run(r, standing) for r in range(9))
+    milestone = Milestone(5, 1)
+    assert suspicion.died(dict.fromkeys(range(8), milestone), range(8), Cause.CRASH) == {}
+    assert all(suspicion.may_run(r) for r in range(9))
 
 
 def test_halves_take_turns_while_others_run() -> None:
     suspicion = Suspicion()
-    standing = Milestone(5, 1, True)
+    milestone = Milestone(5, 1)
     for _ in range(2):
-        suspicion.died(dict.fromkeys(range(8), standing), [], Cause.CRASH)
-    assert [suspicion.may_run(r, standing) for r in range(8)] == [True] * 4 + [False] * 4
-    assert suspicion.may_run(8, Milestone()), "newcomers run"
-    further = Milestone(6, 2, True)
+        suspicion.died(dict.fromkeys(range(8), milestone), [], Cause.CRASH)
+    assert [suspicion.may_run(r) for r in range(8)] == [True] * 4 + [False] * 4
+    assert suspicion.may_run(8), "newcomers run"
+    further = Milestone(6, 2)
     assert [suspicion.progressed(r, further) for r in range(4)] == [False, False, False, True]
-    assert all(suspicion.may_run(r, standing) for r in range(8))
+    assert all(suspicion.may_run(r) for r in range(8))
 
 
 def test_being_frozen_blames_nobody() -> None:
     suspicion = Suspicion()
     for _ in range(50):
-        assert suspicion.died({1: Milestone(5, 1, True)}, [1], Cause.OUTSIDE) == {}
-        assert suspicion.may_run(1, Milestone(5))
+        assert suspicion.died({1: Milestone(5, 1)}, [1], Cause.OUTSIDE) == {}
+        assert suspicion.may_run(1)
 
 
 def test_the_fourth_kill_in_the_same_place_ends_the_one_that_was_named() -> None:
     suspicion = Suspicion()
-    in_flight = {1: Milestone(0, 3), 2: Milestone(8, 4, True)}
+    in_flight = {1: Milestone(0, 3), 2: Milestone(8, 4)}
     ends = [suspicion.died(in_flight, [1], Cause.KILL) for _ in range(4)]
     assert ends == [{}, {}, {}, {1: 4}]
 
@@ -241,8 +242,8 @@ def test_the_fourth_kill_in_the_same_place_ends_the_one_that_was_named() -> None
 def test_real_progress_forgets() -> None:
     suspicion = Suspicion()
     for made in itertools.islice(itertools.count(5, 16), 40):
-        assert suspicion.died({1: Milestone(made, 1, True)}, [1], Cause.CRASH) == {}
-        suspicion.progressed(1, Milestone(made + 16, 1, True))
-    assert suspicion.died({1: Milestone(1000, 1, True)}, [1], Cause.CRASH) == {}
-    suspicion.progressed(1, Milestone(1001, 1, True))
-    assert suspicion.died({1: Milestone(1001, 1, True)}, [1], Cause.CRASH) == {1: 2}
+        assert suspicion.died({1: Milestone(made, 1)}, [1], Cause.CRASH) == {}
+        suspicion.progressed(1, Milestone(made + 16, 1))
+    assert suspicion.died({1: Milestone(1000, 1)}, [1], Cause.CRASH) == {}
+    suspicion.progressed(1, Milestone(1001, 1))
+    assert suspicion.died({1: Milestone(1001, 1)}, [1], Cause.CRASH) == {1: 2}

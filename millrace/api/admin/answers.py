@@ -6,8 +6,8 @@ from typing import Literal
 
 import msgspec
 
-from millrace.serving.client import State
 from millrace.serving.in_flight import Phase
+from millrace.serving.keeper import State
 
 
 class Links(msgspec.Struct):

@@ -14,8 +14,8 @@ from millrace.api.answer import as_json
 from millrace.api.context import context_of
 from millrace.api.openapi.describe import describe
 from millrace.errors import NotFound
-from millrace.serving.client import State
 from millrace.serving.in_flight import InFlight
+from millrace.serving.keeper import State
 from millrace.serving.model import ServedModel
 from millrace.version import __version__
 
@@ -37,15 +37,21 @@ async def health(http: HttpRequest) -> Response:
     states = {m.name: m.client.state.value for m in models}
     worst = next((s for s in _WORST_FIRST if s in states.values()), State.READY)
     body: dict[str, Any] = {"status": str(worst), "models": states}
-    failures = [m.client.failure.message for m in models if m.client.failure]
-    if failures:
-        body["error"] = failures[0]
+    reasons = [why for m in models if (why := m.client.why) is not None]
+    if reasons:
+        body["error"] = reasons[0]
     response = as_json(body)
-    response.status_code = 200 if worst in (State.READY, State.RESTARTING) else 503
+    response.status_code = 200 if worst is State.READY else 503
     return response
 
 
-_WORST_FIRST = (State.FAILED, State.STOPPED, State.STARTING, State.RESTARTING)
+_WORST_FIRST = (
+    State.FAILED,
+    State.STOPPED,
+    State.STARTING,
+    State.RESTARTING,
+    State.STALLED,
+)
 
 
 @router.get("/metrics")

@@ -24,7 +24,7 @@ from millrace.api.openapi.describe import READS, describe
 from millrace.errors import BadRequest, ModelNotFound, Unsupported
 from millrace.models import store
 from millrace.models.window import read_config
-from millrace.serving.client import State
+from millrace.serving.keeper import State
 from millrace.serving.model import ServedModel
 from millrace.text.dialect import Dialect
 from millrace.text.tokenizer import Tokenizer

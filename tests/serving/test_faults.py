@@ -1,0 +1,191 @@
+"""Faults stay where they are: poisoned requests end, streams beside them go on token for token."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import poisoned
+import pytest
+from conftest import Server
+
+Start = Callable[..., Server]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, default_model: Path) -> Path:
+    return poisoned.make(tmp_path_factory.mktemp("poisoned") / "model", default_model)
+
+
+def _options(folder: Path) -> list[str]:
+    return [str(folder), "--name", "tiny", "--trust-remote-code"]
+
+
+@pytest.fixture(scope="module")
+def shared(folder: Path) -> Iterator[Server]:
+    server = Server(*_options(folder)).wait_ready()
+    yield server
+    server.stop()
+
+
+def _read(server: Server, body: dict[str, Any], begun: Callable[[], object]) -> tuple[str, str]:
+    """A stream's text, and the error that ended it."""
+    text, error = "", ""
+    with server.http.stream("POST", "/v1/completions", json=body | {"stream": True}) as response:
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                event = json.loads(line[6:])
+                if "error" in event:
+                    error = event["error"]["message"]
+                else:
+                    text += event["choices"][0]["text"]
+                    begun()
+    return text, error
+
+
+class Streams:
+    """Healthy streams, and what they say when nobody disturbs them."""
+
+    def __init__(self, server: Server, count: int, tokens: int) -> None:
+        self.server = server
+        self.bodies = [poisoned.healthy(n, tokens) for n in range(count)]
+        self.pool = ThreadPoolExecutor(count + 1)
+        self._begun = threading.Semaphore(0)
+        self.undisturbed = [r.result() for r in self._start()]
+        self._begun = threading.Semaphore(0)
+        self.running: list[Future[tuple[str, str]]] = []
+
+    def _start(self) -> list[Future[tuple[str, str]]]:
+        return [
+            self.pool.submit(_read, self.server, body, self._begun.release) for body in self.bodies
+        ]
+
+    def start(self) -> Streams:
+        self.running = self._start()
+        for _ in range(3 * len(self.running)):
+            self._begun.acquire()
+        return self
+
+    def check(self) -> None:
+        assert [r.result() for r in self.running] == self.undisturbed
+        assert all(text and not error for text, error in self.undisturbed)
+
+
+def _wait(server: Server, met: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not met():
+        assert time.monotonic() < deadline, server.log()[-3000:]
+        time.sleep(0.05)
+
+
+def _restarted(server: Server, before: int) -> None:
+    _wait(server, lambda: server.status()["restarts"] > before)
+    server.wait_ready()
+
+
+def test_five_poisoned_requests_beside_eight_streams(shared: Server) -> None:
+    streams = Streams(shared, 8, 400).start()
+    before = shared.status()["restarts"]
+    poison = [poisoned.in_prompt(poisoned.ABORT, 30 + n) for n in range(5)]
+    with ThreadPoolExecutor(5) as pool:
+        answers = list(pool.map(lambda body: shared.post("/v1/completions", body), poison))
+    assert [a.status_code for a in answers] == [503] * 5
+    assert all("engine died 2 times" in a.json()["error"]["message"] for a in answers)
+    streams.check()
+    assert shared.status()["restarts"] - before <= 20
+    shared.wait_ready()
+
+
+@pytest.mark.parametrize("token", [poisoned.EXIT, poisoned.KILL])
+def test_a_request_that_dies_of_its_own_answer(shared: Server, token: int) -> None:
+    streams = Streams(shared, 3, 300).start()
+    answer = shared.post("/v1/completions", poisoned.in_answer(token))
+    streams.check()
+    assert answer.status_code == 503
+    assert "engine died" in answer.json()["error"]["message"]
+    assert shared.wait_ready().status()["requests"] == []
+
+
+def test_kills_from_outside_fail_nobody(shared: Server) -> None:
+    streams = Streams(shared, 8, 600).start()
+    for _ in range(6):
+        before = shared.status()["restarts"]
+        shared.kill_engine()
+        _restarted(shared, before)
+        _wait(shared, lambda: all(r["phase"] != "queued" for r in shared.status()["requests"]))
+    streams.check()
+
+
+def test_a_frozen_engine_is_ended_and_its_streams_go_on(shared: Server) -> None:
+    streams = Streams(shared, 4, 400).start()
+    before = shared.status()["restarts"]
+    os.kill(shared.status()["engine_pid"], signal.SIGSTOP)
+    _wait(shared, lambda: shared.http.get("/health").status_code == 503, 15)
+    assert shared.health()["error"]
+    _restarted(shared, before)
+    streams.check()
+    assert "frozen" in shared.log()
+
+
+def test_a_model_that_is_away_for_a_moment(start: Start, folder: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(folder, tmp_path / "model"))
+    server = start(*_options(model)).wait_ready()
+    streams = Streams(server, 2, 300).start()
+    model.rename(tmp_path / "away")
+    server.kill_engine()
+    _wait(server, lambda: "cannot be started" in server.health().get("error", ""))
+    assert server.http.get("/health").status_code == 503
+    late = streams.pool.submit(server.post, "/v1/completions", poisoned.healthy(9, 5))
+    _wait(server, lambda: len(server.status()["requests"]) == 3)
+    (tmp_path / "away").rename(model)
+    streams.check()
+    assert late.result().status_code == 200
+    assert server.http.get("/health").status_code == 200
+
+
+def test_sockets_that_were_tidied_away(start: Start, folder: Path, tmp_path: Path) -> None:
+    server = start(*_options(folder), env={"TMPDIR": str(tmp_path)}).wait_ready()
+    streams = Streams(server, 2, 200).start()
+    for entry in tmp_path.iterdir():
+        shutil.rmtree(entry)
+    server.kill_engine()
+    streams.check()
+    assert server.health() == {"status": "ready", "models": {"tiny": "ready"}}
+    assert server.stop() == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of other processes are Linux's")
+def test_no_file_descriptors_for_a_while(start: Start, folder: Path) -> None:
+    server = start(*_options(folder)).wait_ready()
+    streams = Streams(server, 2, 300).start()
+    pid = server.process.pid
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    used = len(os.listdir(f"/proc/{pid}/fd"))
+    engine = server.status()["engine_pid"]
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (used - 4, hard))
+    os.kill(engine, signal.SIGKILL)
+    _wait(server, lambda: "cannot be started" in server.health().get("error", ""))
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+    streams.check()
+    assert server.http.get("/health").status_code == 200
+
+
+def test_a_model_that_cannot_be_loaded_still_ends_the_first_start(
+    start: Start, folder: Path, tmp_path: Path
+) -> None:
+    model = Path(shutil.copytree(folder, tmp_path / "model"))
+    (model / "model.safetensors").write_bytes(b"nothing")
+    server = start(*_options(model))
+    assert server.process.wait(60) == 1
+    assert "cannot be" in server.log()
