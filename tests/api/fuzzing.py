@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -112,7 +113,10 @@ _SHAPES: list[Any] = [
     {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "namespace", "name": []}]},
 ]  # fmt: skip
 _MARK = "@raw:"
-Places = list[tuple[tuple[str, ...], bool]]
+Place = tuple[tuple[str, ...], tuple[float, ...]]
+"""The path of a field, and numbers about the ends of its range if it holds numbers."""
+Places = list[Place]
+_BOUND = re.compile(r'"(?:exclusiveM|m)(?:in|ax)imum": ([-+.0-9e]+)')
 
 
 @dataclass(frozen=True)
@@ -153,16 +157,16 @@ class Fuzzer:
             (operation,) = self._dice.choices(self._operations, self._weights)
             yield self._shot(*operation)
 
-    def _places(self, schema: Any, depth: int = 0) -> Iterator[tuple[tuple[str, ...], bool]]:
-        """The paths of all fields that the description knows, and whether they are numbers."""
+    def _places(self, schema: Any, depth: int = 0) -> Iterator[Place]:
+        """The paths of all fields that the description knows, with the bounds of numbers."""
         if not isinstance(schema, dict) or depth > 5:
             return
         if "$ref" in schema:
             schema = self._schemas[schema["$ref"].rpartition("/")[2]]
         for name, inner in schema.get("properties", {}).items():
-            yield (name,), any(f'"type": "{t}"' in json.dumps(inner) for t in ("integer", "number"))
-            for rest, number in self._places(inner, depth + 1):
-                yield (name, *rest), number
+            yield (name,), _bounds(json.dumps(inner))
+            for rest, bounds in self._places(inner, depth + 1):
+                yield (name, *rest), bounds
         for key in ("anyOf", "oneOf", "allOf"):
             for inner in schema.get(key, []):
                 yield from self._places(inner, depth + 1)
@@ -193,9 +197,12 @@ class Fuzzer:
         dice = self._dice
         body: dict[str, Any] = copy.deepcopy(dice.choice(SOUND.get(path) or [{}]))
         for _ in range(dice.choice([1, 1, 1, 1, 2, 2, 3, 6])):
-            if dice.random() < 0.65:
-                place, number = dice.choice(places)
-                _put(body, place, self._number() if number and dice.random() < 0.7 else self._odd())
+            if dice.random() < 0.75:
+                place, bounds = dice.choice(places)
+                if bounds and dice.random() < 0.8:
+                    _put(body, place, self._number(bounds))
+                else:
+                    _put(body, place, self._odd())
             else:
                 self._spoil(body)
         text = _written(body).encode()
@@ -226,9 +233,11 @@ class Fuzzer:
             value[key] = self._odd()
             return
 
-    def _number(self) -> Any:
-        """What a field of numbers may get past its type with."""
+    def _number(self, bounds: tuple[float, ...]) -> Any:
+        """What a field of numbers may get past its type with: often just inside its range."""
         dice = self._dice
+        if dice.random() < 0.5:
+            return dice.choice(bounds)
         kinds: list[Callable[[], Any]] = [
             lambda: dice.choice(_INTEGERS),
             lambda: abs(dice.choice(_INTEGERS)),
@@ -258,6 +267,16 @@ class Fuzzer:
             lambda: [dice.choice(_TEXTS) for _ in range(2)],
         ]
         return dice.choice(kinds)()
+
+
+def _bounds(schema: str) -> tuple[float, ...]:
+    if '"integer"' in schema:
+        ends = {int(b) for b in _BOUND.findall(schema) if b.lstrip("-").isdigit()} | {0, 1}
+        return tuple(sorted({e + d for e in ends for d in (-1, 0, 1)}))
+    if '"number"' in schema:
+        ends = {float(b) for b in _BOUND.findall(schema)} | {0.0, 1.0}
+        return tuple(sorted({e + d for e in ends for d in (-1e-9, 0.0, 1e-40, 1e-9, 0.5)}))
+    return ()
 
 
 def _put(body: dict[str, Any], place: tuple[str, ...], value: Any) -> None:

@@ -6,6 +6,7 @@ Nothing that one request brings reaches the engine's memory, another request, or
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -341,6 +342,18 @@ def test_bodies_that_are_no_sound_json(tiny: Server, path: str, body: bytes) -> 
     answer = tiny.http.post(path, content=body, timeout=30)
     assert answer.status_code == 400, answer.text
     assert "error" in answer.json()
+
+
+def test_a_request_that_says_twice_how_long_it_is_is_the_connections_last(tiny: Server) -> None:
+    hidden = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n"
+    with socket.create_connection(("127.0.0.1", tiny.port), timeout=20) as connection:
+        connection.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + hidden)
+        heard = b""
+        while chunk := connection.recv(65536):
+            heard += chunk
+    assert heard.startswith(b"HTTP/1.1 400 ")
+    assert heard.count(b"HTTP/1.1") == 1
 
 
 def test_a_schema_with_numbers_beyond_64_bits_is_passed_on(tiny: Server) -> None:
