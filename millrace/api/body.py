@@ -24,15 +24,20 @@ async def read_object(request: Request, limit: int) -> dict[str, Any]:
     body = await _read(request, limit)
     try:
         if len(body) < LARGE:
-            value = msgspec.json.decode(body)
+            value = _bounded(body, msgspec.json.decode(body))
         else:
-            value = await asyncio.to_thread(decode_large, body)
+            value = await asyncio.to_thread(lambda: _bounded(body, decode_large(body)))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"The body is not valid JSON: {error}") from error
     except RecursionError as error:
         raise BadRequest("The body is nested too deeply.") from error
     if not isinstance(value, dict):
         raise BadRequest("The body must be a JSON object.")
+    return value
+
+
+def _bounded(body: bytes, value: Any) -> Any:
+    """The value, if it has no more levels than a body may have."""
     # Few brackets, few levels: a list of a million tokens need not be walked through.
     if body.count(b"[") + body.count(b"{") > DEEPEST and _depth(value) > DEEPEST:
         raise BadRequest(f"The body is nested too deeply: it may have {DEEPEST} levels.")
