@@ -12,19 +12,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from millrace.cache.lookup import Lookup, look_up
+from millrace.cache.lookup import PrefixLookup, look_up
 from millrace.cache.observations import (
     AnyObservation,
     DiskTrouble,
     DiskUsage,
     FoundOnDisk,
     GoneFromDisk,
+    LostState,
     ReadFromDisk,
     StoredOnDisk,
 )
 from millrace.cache.operations import (
     Clear,
     Discard,
+    Evict,
+    EvictState,
     Fill,
     ForgetDisk,
     Keep,
@@ -249,6 +252,8 @@ class PrefixIndex:
             case DiskUsage(nbytes=nbytes, backlog=backlog):
                 self.disk_bytes = nbytes
                 self._write_back.backlog = backlog
+            case LostState(nodes=ids, checkpoints=states):
+                self._lost(out, ids, states)
         self._residency.merge(out, now)
 
     def clear(self, out: Operations) -> None:
@@ -301,7 +306,7 @@ class PrefixIndex:
         for node in self.nodes:
             assert node.pins == pins[node.id], "only tickets pin"
 
-    def _look_up(self, salt: str, tokens: Sequence[int], *, memory_only: bool) -> Lookup:
+    def _look_up(self, salt: str, tokens: Sequence[int], *, memory_only: bool) -> PrefixLookup:
         limit = len(tokens) - 1
         if not memory_only:
             # No more comes back from disk for one prompt than it may have.
@@ -405,7 +410,8 @@ class PrefixIndex:
         """The reading has ended, well or not."""
         for node in ticket.nodes:
             node.pins -= 1
-        for node in ticket.nodes:
+        # A node that was split meanwhile has another above it.
+        for node in [above for waited in ticket.nodes for above in waited.line()]:
             if node.id in self._tree.nodes:
                 self._residency.loosen(node)
                 self._residency.bury(out, node)
@@ -413,6 +419,21 @@ class PrefixIndex:
         ticket.nodes = []
         if ticket.abandoned:
             del self._tickets[number]
+
+    def _lost(self, out: Operations, ids: Sequence[int], states: Sequence[int]) -> None:
+        """The store has not what was decided."""
+        for id in states:
+            node = self._tree.nodes.get(id)
+            if node is not None and node.checkpoint:
+                self._tree.set_checkpoint(node, False)
+                out.append(EvictState(id))
+                self._residency.loosen(node)
+        for id in ids:
+            node = self._tree.nodes.get(id)
+            if node is not None and node.resident:
+                self._tree.set_resident(node, False)
+                out.append(Evict(id))
+                self._dropped(out, (id,))
 
     def _dropped(self, out: Operations, ids: Sequence[int]) -> None:
         """The disk no longer has these, nor anything below them."""
@@ -434,7 +455,7 @@ class PrefixIndex:
                 node.pins -= 1
 
 
-def _kind(best: Lookup, length: int, read: int) -> HitKind:
+def _kind(best: PrefixLookup, length: int, read: int) -> HitKind:
     if read:
         return "disk"
     if best.at == length - 1:

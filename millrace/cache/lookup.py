@@ -10,7 +10,7 @@ from millrace.cache.radix import Match, Node, RadixTree
 
 
 @dataclass(frozen=True)
-class Lookup:
+class PrefixLookup:
     match: Match
     plan: RestorePlan
     holder: Node | None
@@ -34,7 +34,7 @@ def look_up(
     limit: int,
     *,
     memory_only: bool,
-) -> Lookup:
+) -> PrefixLookup:
     """The best place to go on from within the first `limit` tokens, from memory alone or disk too."""
 
     def has(node: Node) -> bool:
@@ -52,4 +52,4 @@ def look_up(
     holder = None
     if best.checkpoint is not None:
         holder = passed.get(best.checkpoint) or ahead[best.checkpoint]
-    return Lookup(found, best, holder)
+    return PrefixLookup(found, best, holder)

@@ -1,4 +1,4 @@
-"""What the store tells the index of the disk, as plain data: no arrays, no paths, no clocks."""
+"""What the store tells the index, of the disk above all, as plain data: no arrays, no paths, no clocks."""
 
 from __future__ import annotations
 
@@ -66,5 +66,14 @@ class DiskUsage(Observation, frozen=True):
     backlog: int
 
 
-AnyObservation = FoundOnDisk | ReadFromDisk | StoredOnDisk | GoneFromDisk | DiskTrouble | DiskUsage
+class LostState(Observation, frozen=True):
+    """What was to be kept is not there, because its source had failed: segments and checkpoints."""
+
+    nodes: tuple[int, ...]
+    checkpoints: tuple[int, ...]
+
+
+AnyObservation = (
+    FoundOnDisk | ReadFromDisk | StoredOnDisk | GoneFromDisk | DiskTrouble | DiskUsage | LostState
+)
 """For encoders and decoders."""

@@ -39,7 +39,7 @@ class KeepState(Operation, frozen=True):
     source: Source
 
 
-class Cut(Operation, frozen=True):
+class Split(Operation, frozen=True):
     """The node's first `at` tokens become the new node `upper` above it; a checkpoint stays."""
 
     node: int
@@ -130,7 +130,7 @@ class WriteState(Operation, frozen=True):
 
 
 class SplitDisk(Operation, frozen=True):
-    """`Cut`, on disk."""
+    """`Split`, on disk."""
 
     node: int
     at: int
@@ -156,7 +156,7 @@ class Clear(Operation, frozen=True):
 AnyOperation = (
     Keep
     | KeepState
-    | Cut
+    | Split
     | Merge
     | Evict
     | EvictState

@@ -8,12 +8,12 @@ from __future__ import annotations
 from millrace.cache import merging
 from millrace.cache.eviction import Part, victims
 from millrace.cache.operations import (
-    Cut,
     Evict,
     EvictState,
     ForgetDisk,
     Merge,
     Operation,
+    Split,
     SplitDisk,
 )
 from millrace.cache.radix import Node, RadixTree
@@ -36,10 +36,11 @@ class Residency:
         """Make a node's first `at` tokens one of their own; returns that."""
         upper = self._tree.cut(node, at)
         if node.resident:
-            out.append(Cut(node.id, at, upper.id))
+            out.append(Split(node.id, at, upper.id))
         if node.stored:
             out.append(SplitDisk(node.id, at, upper.id))
         self._write_back.cut(node, upper)
+        self.loosen(upper)
         self.loosen(node)
         return upper
 

@@ -20,13 +20,13 @@ from millrace.cache.observations import (
     DiskUsage,
     FoundOnDisk,
     GoneFromDisk,
+    LostState,
     ReadFromDisk,
     ReadNode,
     StoredOnDisk,
 )
 from millrace.cache.operations import (
     Clear,
-    Cut,
     Discard,
     Evict,
     EvictState,
@@ -38,6 +38,7 @@ from millrace.cache.operations import (
     Operation,
     ReadDisk,
     Restore,
+    Split,
     SplitDisk,
     TouchDisk,
     WriteDisk,
@@ -70,6 +71,10 @@ class StateSource(Protocol):
     def checkpoint(self) -> StateCheckpoint: ...
 
 
+class StateLost(Exception):
+    """The state of a node that is to be restored was never kept."""
+
+
 class SegmentStore:
     def __init__(
         self, model: Any, layout: Layout, disk: DiskTier | None = None, *, pack: bool = False
@@ -83,6 +88,10 @@ class SegmentStore:
         self._read: dict[int, dict[int, tuple[Payload | None, Payload | None]]] = {}
         """What came from the disk, by ticket and node."""
         self._usage: DiskUsage | None = None
+        self._lost: set[int] = set()
+        self._lost_states: set[int] = set()
+        """Nodes whose segment or checkpoint was decided to be kept, and is not here."""
+        self._unseen: list[AnyObservation] = []
 
     @property
     def nbytes(self) -> int:
@@ -107,9 +116,10 @@ class SegmentStore:
 
     def poll(self) -> list[AnyObservation]:
         """What has happened on the disk since the last call, in order."""
+        seen, self._unseen = self._unseen, []
         if self._disk is None:
-            return []
-        seen = [self._observed(event) for event in self._disk.poll()]
+            return seen
+        seen += [self._observed(event) for event in self._disk.poll()]
         usage = DiskUsage(self._disk.bytes, self._disk.backlog)
         if usage != self._usage:
             self._usage = usage
@@ -128,7 +138,9 @@ class SegmentStore:
             case KeepState(node=node):
                 assert source is not None
                 self._checkpoints[node] = source.checkpoint()
-            case Cut(node=node, at=at, upper=upper):
+            case Split(node=node, at=at, upper=upper):
+                if node in self._lost:
+                    self._lose((upper,))
                 # Where no layer can be cut, nodes found on disk have no segment.
                 if (segment_there := self._segments.get(node)) is not None:
                     self._segments[upper] = segment_there.cut(0, at)
@@ -137,8 +149,11 @@ class SegmentStore:
                 self._merge(upper, lower, into)
             case Evict(node=node):
                 self._segments.pop(node, None)
+                self._lost.discard(node)
             case EvictState(node=node):
-                del self._checkpoints[node]
+                if node not in self._lost_states:
+                    del self._checkpoints[node]
+                self._lost_states.discard(node)
             case Restore():
                 return self._restored(operation)
             case Fill():
@@ -146,13 +161,20 @@ class SegmentStore:
             case Discard(ticket=ticket):
                 self._read.pop(ticket, None)
             case Clear():
-                self._segments.clear()
-                self._checkpoints.clear()
+                for kept in (self._segments, self._checkpoints, self._lost, self._lost_states):
+                    kept.clear()
                 if self._disk is not None:
                     self._disk.clear()
             case _:
                 self._execute_on_disk(operation)
         return None
+
+    def lose(self, operation: Keep | KeepState) -> None:
+        """Instead of `execute`, where the source has failed: the index hears what it has not."""
+        if isinstance(operation, Keep):
+            self._lose((operation.node,))
+        else:
+            self._lose((), (operation.node,))
 
     def close(self, writes: Iterable[Operation], timeout: float) -> None:
         """Carry out the last writes as long as time allows, then close the disk."""
@@ -174,11 +196,15 @@ class SegmentStore:
             case ReadDisk(ticket=ticket, wants=wants):
                 disk.read(ticket, [(w.node, w.segment, w.checkpoint) for w in wants])
             case WriteDisk(node=node, parent=parent, salt=salt, tokens=tokens):
+                if node in self._lost:
+                    self._unseen.append(GoneFromDisk((node,)))
+                    return
                 segment = segment_payload(self._segments[node]) if operation.segment else None
                 checkpoint = self._payload(node) if operation.checkpoint else None
                 disk.put(node, parent, salt, tokens, segment, checkpoint)
             case WriteState(node=node):
-                disk.put_checkpoint(node, self._payload(node))
+                if (payload := self._payload(node)) is not None:
+                    disk.put_checkpoint(node, payload)
             case SplitDisk(node=node, at=at, upper=upper):
                 disk.split(node, at, upper)
             case ForgetDisk(nodes=nodes):
@@ -188,19 +214,34 @@ class SegmentStore:
             case _:
                 raise TypeError(f"{operation} is not an operation of the prefix cache")
 
-    def _payload(self, node: int) -> Payload:
+    def _payload(self, node: int) -> Payload | None:
+        if node in self._lost_states:
+            return None
         return checkpoint_payload(self._checkpoints[node])
+
+    def _lose(self, nodes: tuple[int, ...], checkpoints: tuple[int, ...] = ()) -> None:
+        self._lost.update(nodes)
+        self._lost_states.update(checkpoints)
+        self._unseen.append(LostState(nodes, checkpoints))
 
     def _merge(self, upper: int, lower: int, into: int) -> None:
         pair = [self._segments.pop(node, None) for node in (upper, lower)]
         parts = [segment for segment in pair if segment is not None]
-        if len(parts) == 2:
+        if {upper, lower} & self._lost:
+            self._lost -= {upper, lower}
+            self._lose((into,))
+        elif len(parts) == 2:
             self._segments[into] = joined(parts)
+        if lower in self._lost_states:
+            self._lost_states.discard(lower)
+            self._lose((), (into,))
         checkpoint = self._checkpoints.pop(lower, None)
         if checkpoint is not None:
             self._checkpoints[into] = checkpoint
 
     def _restored(self, operation: Restore) -> list[Any]:
+        if self._lost.intersection(operation.nodes) or operation.holder in self._lost_states:
+            raise StateLost(f"the state of {operation} was never kept")
         found = [self._segments.get(node) for node in operation.nodes]
         holder = self._checkpoints[operation.holder] if operation.holder else None
         return restore(

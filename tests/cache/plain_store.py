@@ -23,7 +23,6 @@ from millrace.cache.observations import (
 from millrace.cache.operations import (
     AnyOperation,
     Clear,
-    Cut,
     Discard,
     Evict,
     EvictState,
@@ -37,6 +36,7 @@ from millrace.cache.operations import (
     ReadDisk,
     Restore,
     Source,
+    Split,
     SplitDisk,
     TouchDisk,
     WriteDisk,
@@ -106,7 +106,7 @@ class PlainStore:
             case KeepState(node=node):
                 assert node not in self.checkpoints
                 self.checkpoints[node] = (salt, tuple(tokens))
-            case Cut(node=node, at=at, upper=upper):
+            case Split(node=node, at=at, upper=upper):
                 whole = self.segments[node]
                 assert 0 < at < len(whole) and upper not in self.segments
                 self.segments[upper], self.segments[node] = whole[:at], whole[at:]

@@ -128,6 +128,24 @@ def test_an_index_without_permission(whole: Path, tmp_path: Path, mode: int) -> 
     assert _check_start(folder)
 
 
+@pytest.mark.parametrize("name", ["SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM"])
+def test_an_index_that_may_not_be_opened_stays_as_it_is(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    folder = Path(shutil.copytree(whole, tmp_path / "copy"))
+
+    def denied(self: Index) -> sqlite3.Connection:
+        error = sqlite3.OperationalError("not for you")
+        error.sqlite_errorname = name
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Index, "_open", denied)
+        with pytest.raises(DiskUnavailable, match="not for you.*--cache-dir"):
+            tier(folder)
+    assert _check_start(folder)
+
+
 def test_two_damaged_indexes_leave_the_last_one(whole: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(whole, tmp_path / "copy"))
     (home(folder) / f"{NAME}-wal").unlink()

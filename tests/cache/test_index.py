@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 from cache.plain_store import SHAPES, State, Whole, states
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
 from millrace.cache import merging
 from millrace.cache.observations import FoundOnDisk
 from millrace.cache.operations import Operation
 
 SALTS = st.sampled_from(["", "a"])
-TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=14)
+TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=8)
+MOST_TOKENS = 20
 PLENTY = 1 << 30
 
 
@@ -29,168 +29,186 @@ def small_nodes() -> Iterator[None]:
         yield
 
 
-class PlentyOfMemory(RuleBasedStateMachine):
-    """Nothing is ever given up: all that was kept is found, to the token."""
-
-    texts = Bundle("texts")
-
-    @initialize(shape=st.sampled_from(sorted(SHAPES)))
-    def start(self, shape: str) -> None:
-        self.whole = Whole(shape, PLENTY)
-        self.known: set[State] = set()
-        self.marks: set[State] = set()
-
-    @rule(target=texts, salt=SALTS, tokens=TOKENS, chunk=st.integers(1, 14), state=st.booleans())
-    def keep(self, salt: str, tokens: list[int], chunk: int, state: bool) -> list[int]:
-        new = {s for s in states(salt, tokens, 0, len(tokens)) if s not in self.known}
-        kept = 0
-        for end in [*range(chunk, len(tokens), chunk), len(tokens)]:
-            last = end == len(tokens)
-            kept += self.whole.keep(salt, tokens[:end], state=state and last, boundary=last)
-        assert kept == len(new)
-        self.known |= new
-        if state:
-            self.marks.add((salt, tuple(tokens)))
-        return tokens
-
-    @rule(tokens=texts, more=st.lists(st.integers(0, 2), max_size=4), salt=SALTS)
-    def find(self, tokens: list[int], more: list[int], salt: str) -> None:
-        prompt = tokens + more
-        most = max(
-            n for n in range(len(prompt)) if not n or (salt, tuple(prompt[:n])) in self.known
-        )
-        best = most
-        if self.whole.needs.uncut:
-            places = [n for n in range(most + 1) if (salt, tuple(prompt[:n])) in self.marks]
-            best = max(places, default=0)
-            window = self.whole.needs.window or 0
-            ahead = [m for m in self.marks if m[0] == salt and list(m[1][:most]) == prompt[:most]]
-            if most and any(len(m[1]) < window for m in ahead):
-                best = most
-        assert self.whole.index.known(salt, prompt) == best
-        found = self.whole.restore(salt, prompt)
-        assert (found.at if found else 0) == best
-
-    @rule()
-    def clear(self) -> None:
-        out: list[Operation] = []
-        self.whole.index.clear(out)
-        self.whole.store.execute(out)
-        self.known.clear()
-        self.marks.clear()
-
-    @invariant()
-    def sound(self) -> None:
-        if hasattr(self, "whole"):
-            self.whole.check()
-            covered = sum(len(n.tokens) for n in self.whole.index.nodes)
-            assert covered == len(self.known)
+def _often(**steps: tuple[int, st.SearchStrategy[Any]]) -> st.SearchStrategy[tuple[str, Any]]:
+    """One of the steps with what it needs; each as often as its number says."""
+    many = [st.tuples(st.just(n), what) for n, (times, what) in steps.items() for _ in range(times)]
+    return st.one_of(many)
 
 
-class LittleMemory(RuleBasedStateMachine):
-    """Things come and go, in memory and on disk: whatever is found is right, and room is kept to."""
+PROMPTS = st.tuples(SALTS, st.integers(0, 30), TOKENS)
+"""Most begin like an earlier one: as many of its tokens, then others."""
 
-    texts = Bundle("texts")
 
-    @initialize(shape=st.sampled_from(sorted(SHAPES)), memory=st.integers(400, 6000))
-    def start(self, shape: str, memory: int) -> None:
-        self.shape = shape
-        self.memory = memory
-        self.whole = Whole(shape, memory, PLENTY)
-        self.tickets: list[tuple[str, list[int], int]] = []
+class Prompts:
+    def __init__(self) -> None:
+        self._known: list[tuple[str, list[int]]] = []
 
-    @rule(
-        target=texts,
-        salt=SALTS,
-        tokens=TOKENS,
-        state=st.booleans(),
-        boundary=st.booleans(),
-        owner=st.integers(0, 2),
-    )
-    def keep(
-        self, salt: str, tokens: list[int], state: bool, boundary: bool, owner: int
-    ) -> tuple[str, list[int]]:
-        self.whole.now += 1
-        self.whole.keep(salt, tokens, state=state, boundary=boundary, owner=owner)
+    def next(self, drawn: tuple[str, int, list[int]], keep: bool) -> tuple[str, list[int]]:
+        salt, number, tokens = drawn
+        if self._known and number:
+            salt, before = self._known[number % len(self._known)]
+            tokens = [*before[: 2 * number], *tokens][:MOST_TOKENS]
+        if keep:
+            self._known.append((salt, tokens))
         return salt, tokens
 
-    @rule(text=texts, more=st.lists(st.integers(0, 2), max_size=4))
-    def find(self, text: tuple[str, list[int]], more: list[int]) -> None:
-        self.whole.restore(text[0], text[1] + more)
 
-    @rule(text=texts)
-    def fetch(self, text: tuple[str, list[int]]) -> None:
-        ticket = self.whole.fetch(*text)
-        if ticket is not None:
-            assert self.whole.index.waits(ticket)
-            self.tickets.append((*text, ticket))
+@given(
+    st.sampled_from(sorted(SHAPES)),
+    st.lists(
+        _often(
+            keep=(3, st.tuples(PROMPTS, st.integers(1, 14), st.booleans())),
+            find=(2, PROMPTS),
+        ),
+        min_size=8,
+        max_size=25,
+    ),
+)
+@settings(max_examples=200, deadline=None)
+def test_with_plenty_of_memory_all_that_was_kept_is_found_to_the_token(
+    shape: str, steps: list[tuple[str, Any]]
+) -> None:
+    whole, prompts = Whole(shape, PLENTY), Prompts()
+    known: set[State] = set()
+    marks: set[State] = set()
+    for name, what in steps:
+        if name == "keep":
+            salt, tokens = prompts.next(what[0], keep=True)
+            _keep_in_chunks(whole, salt, tokens, what[1], what[2], known)
+            if what[2]:
+                marks.add((salt, tuple(tokens)))
+        else:
+            salt, tokens = prompts.next(what, keep=False)
+            best = _best(whole, salt, tokens, known, marks)
+            assert whole.index.known(salt, tokens) == best
+            found = whole.restore(salt, tokens)
+            assert (found.at if found else 0) == best
+        whole.check()
+        assert sum(len(n.tokens) for n in whole.index.nodes) == len(known)
 
-    @rule(fails=st.booleans(), gives_up=st.booleans())
-    def read(self, fails: bool, gives_up: bool) -> None:
-        if gives_up:
-            for _, _, ticket in self.tickets:
-                self.whole.index.abandon(ticket)
-        self.whole.store.finish_reads(fails)
-        self.whole.hear()
-        for salt, tokens, ticket in self.tickets:
-            assert not self.whole.index.waits(ticket)
-            self.whole.restore(salt, tokens, ticket)
-        self.tickets.clear()
-        assert not self.whole.index.loading
 
-    @rule(passed=st.floats(0, 20), idle=st.booleans())
-    def tick(self, passed: float, idle: bool) -> None:
-        self.whole.now += passed
-        self.whole.hear()
-        self.whole.tick(idle)
+def _keep_in_chunks(
+    whole: Whole, salt: str, tokens: list[int], chunk: int, state: bool, known: set[State]
+) -> None:
+    new = {s for s in states(salt, tokens, 0, len(tokens)) if s not in known}
+    kept = 0
+    for end in [*range(chunk, len(tokens), chunk), len(tokens)]:
+        last = end == len(tokens)
+        kept += whole.keep(salt, tokens[:end], state=state and last, boundary=last)
+    assert kept == len(new)
+    known |= new
 
-    @rule(pick=st.randoms(use_true_random=False))
-    def the_disk_forgets(self, pick: Any) -> None:
-        if self.whole.store.disk:
-            self.whole.store.drop(pick.choice(sorted(self.whole.store.disk)))
-            self.whole.hear()
 
-    @rule()
-    def restart(self) -> None:
-        """Only what is on disk is left."""
-        self.whole.hear()
-        out: list[Operation] = []
-        self.whole.index.close(out, self.whole.now)
-        self.whole.store.execute(out)
-        disk = self.whole.store.disk
-        self.whole = Whole(self.shape, self.memory, PLENTY)
-        self.whole.store.disk = disk
-        todo = [id for id, n in disk.items() if not n.parent]
-        while todo:
-            id = todo.pop()
-            node = disk[id]
-            todo += [i for i, n in disk.items() if n.parent == id]
-            told = FoundOnDisk(
-                id, node.parent, node.salt, tuple(node.tokens), node.checkpoint is not None, 5.0
-            )
-            out = []
-            self.whole.index.observe(out, told, self.whole.now)
-            assert not out
-            if not self.whole.sizes.per_token:
-                self.whole.store.segments[id] = node.segment or states(node.salt, *_line(disk, id))
-        self.tickets.clear()
+def _best(whole: Whole, salt: str, tokens: list[int], known: set[State], marks: set[State]) -> int:
+    """The longest prefix that can be restored, by trying all."""
+    lengths = range(1, len(tokens))
+    most = max((n for n in lengths if (salt, tuple(tokens[:n])) in known), default=0)
+    if not whole.needs.uncut:
+        return most
+    window = whole.needs.window or 0
+    ahead = [m[1] for m in marks if m[0] == salt and list(m[1][:most]) == tokens[:most]]
+    if most and any(len(m) < window for m in ahead):
+        return most
+    return max((n for n in lengths if (salt, tuple(tokens[:n])) in marks), default=0)
 
-    @invariant()
-    def sound(self) -> None:
-        if hasattr(self, "whole"):
-            self.whole.check()
+
+@given(
+    st.sampled_from(sorted(SHAPES)),
+    st.integers(400, 6000),
+    st.lists(
+        _often(
+            keep=(5, st.tuples(PROMPTS, st.booleans(), st.booleans(), st.integers(0, 2))),
+            find=(3, PROMPTS),
+            fetch=(3, PROMPTS),
+            read=(3, st.tuples(st.integers(0, 4), st.integers(0, 4))),
+            tick=(3, st.tuples(st.floats(0, 20), st.booleans())),
+            forget=(1, st.integers(0, 100)),
+            restart=(1, st.none()),
+        ),
+        min_size=40,
+        max_size=80,
+    ),
+)
+@settings(max_examples=150, deadline=None)
+def test_whatever_comes_and_goes_what_is_found_is_right(
+    shape: str, memory: int, steps: list[tuple[str, Any]]
+) -> None:
+    whole, prompts = Whole(shape, memory, PLENTY), Prompts()
+    tickets: list[tuple[str, list[int], int]] = []
+    for name, what in steps:
+        match name:
+            case "keep":
+                whole.now += 1
+                drawn, state, boundary, owner = what
+                salt, tokens = prompts.next(drawn, keep=True)
+                whole.keep(salt, tokens, state=state, boundary=boundary, owner=owner)
+            case "find":
+                whole.restore(*prompts.next(what, keep=False))
+            case "fetch":
+                salt, tokens = prompts.next(what, keep=False)
+                if (ticket := whole.fetch(salt, tokens)) is not None:
+                    assert whole.index.waits(ticket)
+                    tickets.append((salt, tokens, ticket))
+            case "read":
+                _read(whole, tickets, fails=not what[0], abandons=not what[1])
+                tickets.clear()
+            case "tick":
+                whole.now += what[0]
+                whole.hear()
+                whole.tick(what[1])
+            case "forget":
+                if whole.store.disk:
+                    nodes = sorted(whole.store.disk)
+                    whole.store.drop(nodes[what % len(nodes)])
+                    whole.hear()
+            case "restart":
+                whole = _restarted(whole, shape, memory)
+                tickets.clear()
+        whole.check()
+
+
+def _read(
+    whole: Whole, tickets: list[tuple[str, list[int], int]], fails: bool, abandons: bool
+) -> None:
+    """The disk answers, and the prompts that waited for it go on."""
+    for _, _, ticket in tickets if abandons else ():
+        whole.index.abandon(ticket)
+    whole.store.finish_reads(fails)
+    whole.hear()
+    for salt, tokens, ticket in tickets:
+        assert not whole.index.waits(ticket)
+        whole.restore(salt, tokens, ticket)
+    assert not whole.index.loading
+
+
+def _restarted(whole: Whole, shape: str, memory: int) -> Whole:
+    """Another index that finds what this one's disk has."""
+    whole.hear()
+    out: list[Operation] = []
+    whole.index.close(out, whole.now)
+    whole.store.execute(out)
+    new = Whole(shape, memory, PLENTY)
+    new.store.disk = disk = whole.store.disk
+    todo = [id for id, n in disk.items() if not n.parent]
+    while todo:
+        id = todo.pop()
+        node = disk[id]
+        todo += [i for i, n in disk.items() if n.parent == id]
+        end = node.checkpoint is not None
+        told = FoundOnDisk(id, node.parent, node.salt, tuple(node.tokens), end, 5.0)
+        out = []
+        new.index.observe(out, told, new.now)
+        assert not out
+        if not new.sizes.per_token:
+            new.store.segments[id] = states(node.salt, *_line(disk, id))
+    return new
 
 
 def _line(disk: dict[int, Any], id: int) -> tuple[list[int], int, int]:
+    """The tokens down to a node, and where its own begin and end."""
     tokens: list[int] = []
     at = id
     while at:
         tokens = disk[at].tokens + tokens
         at = disk[at].parent
     return tokens, len(tokens) - len(disk[id].tokens), len(tokens)
-
-
-PlentyOfMemory.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
-LittleMemory.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
-TestPlentyOfMemory = PlentyOfMemory.TestCase
-TestLittleMemory = LittleMemory.TestCase

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tiny import SHAPES, VOCAB, build
 
 from millrace.cache.disk import DiskTier
 from millrace.cache.index import PrefixIndex
-from millrace.cache.operations import Operation, Source
+from millrace.cache.operations import Keep, KeepState, Operation, Source
 from millrace.cache.state import (
     KVSegment,
     Layout,
@@ -26,7 +27,7 @@ from millrace.cache.state import (
     from_caches,
     measured_sizes,
 )
-from millrace.cache.store import SegmentStore
+from millrace.cache.store import SegmentStore, StateLost
 
 JOB = Source("job", 1)
 
@@ -67,13 +68,17 @@ class Real:
         budget = disk.budget if disk else None
         self.index = PrefixIndex(self.layout.needs, sizes, memory, disk_budget=budget)
         self.now = 0.0
+        self.loses: Callable[[], bool] = lambda: False
         for found in self.store.found():
             self.index.observe([], found, 0.0)
 
     def do(self, out: list[Operation], source: Alone | None = None) -> list[Any]:
         caches: list[Any] = []
         for operation in out:
-            caches = self.store.execute(operation, source) or caches
+            if isinstance(operation, (Keep, KeepState)) and self.loses():
+                self.store.lose(operation)
+            else:
+                caches = self.store.execute(operation, source) or caches
         return caches
 
     def run(self, prompt: list[int], rng: random.Random, pauses: list[int]) -> None:
@@ -90,6 +95,7 @@ class Real:
             self.now += 0.1
             self.index.keep(out, JOB, "", prompt[:done], state=state, boundary=state, now=self.now)
             self.do(out, row)
+            self.hear()
             self.check()
 
     def hear(self) -> None:
@@ -187,3 +193,38 @@ def test_a_small_memory_gives_and_takes(model: Any, tmp_path: Path) -> None:
     real.check()
     assert real.store.nbytes == real.index.nbytes == 0
     real.store.close([], 5)
+
+
+def test_sources_that_fail_leave_nothing_wrong(model: Any, tmp_path: Path) -> None:
+    rng = random.Random(9)
+    real = Real(model, 80_000, tier(tmp_path, sync=False))
+    real.loses = lambda: rng.random() < 0.3
+    head = _tokens(rng, 20)
+    for number in range(12):
+        prompt = [*head, *_tokens(rng, rng.randrange(2, 60))]
+        real.run(prompt, rng, [20, 30])
+        if number % 3 == 0:
+            real.write()
+        _, logits = real.restored(prompt)
+        assert np.allclose(np.array(logits), np.array(_cold(real, prompt)), atol=1e-4)
+    real.loses = lambda: False
+    real.run(prompt, rng, [20, 30])
+    assert real.restored(prompt)[0] == len(prompt) - 1
+    real.store.close([], 5)
+
+
+def test_state_that_was_lost_in_the_same_breath_cannot_be_restored(model: Any) -> None:
+    real = Real(model, 1 << 26)
+    row = Alone(model, real.layout)
+    row.run([1, 2, 3])
+    out: list[Operation] = []
+    real.index.keep(out, JOB, "", [1, 2, 3], state=True, boundary=True, now=0.0)
+    real.index.restore(out, 1, "", [1, 2, 3, 4], None, 0.0)
+    for operation in out[:-1]:
+        assert isinstance(operation, (Keep, KeepState))
+        real.store.lose(operation)
+    with pytest.raises(StateLost):
+        real.store.execute(out[-1])
+    real.hear()
+    real.check()
+    assert real.index.known("", [1, 2, 3, 4]) == 0
