@@ -1,0 +1,240 @@
+"""The keeper and its client against an engine that the test plays: nothing it does ends the service."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from millrace.errors import BadRequest, EngineUnavailable, ModelError, RequestFailed
+from millrace.flight import Reading
+from millrace.protocol import (
+    Choice,
+    Failed,
+    FromEngine,
+    Ready,
+    RowTokens,
+    Step,
+    Submit,
+    ToEngine,
+    encoder,
+)
+from millrace.serving import keeper
+from millrace.serving.admission import Admission
+from millrace.serving.client import EngineClient
+from millrace.serving.connection import EngineGone, Garbled, decoded
+from millrace.serving.in_flight import InFlight
+from millrace.serving.keeper import State
+from millrace.serving.metrics import Metrics
+from millrace.serving.suspicion import Cause
+
+READY = Ready(512, "cpu", "float32", 128, 0.1, 1, 1, 1)
+
+
+class Played:
+    """A connection whose engine says what the test puts into `inbox`."""
+
+    pid = None
+
+    def __init__(self) -> None:
+        self.inbox: asyncio.Queue[FromEngine | Exception] = asyncio.Queue()
+        self.sent: list[ToEngine] = []
+        self.working: tuple[int, ...] = ()
+
+    def send(self, message: ToEngine) -> None:
+        self.sent.append(message)
+
+    async def receive(self) -> FromEngine:
+        said = await self.inbox.get()
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+    def reading(self) -> Reading | None:
+        return Reading(requests=self.working)
+
+    def kill(self, why: str, cause: Cause) -> None:
+        self.inbox.put_nowait(EngineGone(why, cause))
+
+    async def close(self, grace: float) -> None:
+        pass
+
+
+class Stage:
+    """A client, and the engines that were launched for it."""
+
+    def __init__(self) -> None:
+        self.engines: list[Played] = []
+        self.trouble: list[Exception] = []
+        """What the next launches fail with."""
+        self.client = EngineClient(self._launch, Admission(8, 8), Metrics().of("played"))
+
+    async def _launch(self) -> Played:
+        if self.trouble:
+            raise self.trouble.pop(0)
+        self.engines.append(Played())
+        return self.engines[-1]
+
+    def say(self, *messages: FromEngine | Exception) -> None:
+        for message in messages:
+            self.engines[-1].inbox.put_nowait(message)
+
+    def submit(self, id: str) -> InFlight:
+        return self.client.submit(id, Submit(0, [1, 2, 3], [Choice(0, 7)], 50))
+
+    async def until(self, met: Callable[[], object]) -> None:
+        async with asyncio.timeout(20):
+            while not met():
+                await asyncio.sleep(0.005)
+
+    async def heard(self) -> None:
+        await self.until(lambda: self.engines[-1].inbox.empty())
+        await asyncio.sleep(0.01)
+
+
+def play(scene: Callable[[Stage], Awaitable[Any]]) -> None:
+    async def run() -> None:
+        stage = Stage()
+        await stage.client.start()
+        stage.say(READY)
+        await stage.until(lambda: stage.client.state is State.READY)
+        try:
+            await scene(stage)
+        finally:
+            await stage.client.stop()
+
+    asyncio.run(run())
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "SHORTEST_PAUSE", 0.01)
+    monkeypatch.setattr(keeper, "LONGEST_PAUSE", 0.02)
+
+
+def test_a_request_goes_on_where_it_was() -> None:
+    async def scene(stage: Stage) -> None:
+        active = stage.submit("a")
+        stage.say(Step([RowTokens(active.number, 0, [5, 6])]), EngineGone("gone", Cause.KILL))
+        await stage.until(lambda: len(stage.engines) == 2)
+        assert stage.client.why is not None
+        stage.say(READY)
+        await stage.until(lambda: stage.engines[-1].sent)
+        again = stage.engines[-1].sent[0]
+        assert isinstance(again, Submit)
+        assert again.choices[0].generated == [5, 6]
+        assert stage.client.why is None
+
+    play(scene)
+
+
+def test_restarts_go_on_whatever_they_fail_of(caplog: pytest.LogCaptureFixture) -> None:
+    async def scene(stage: Stage) -> None:
+        active = stage.submit("a")
+        stage.trouble = [OSError(24, "Too many open files"), RuntimeError("odd"), ValueError()] * 4
+        stage.say(EngineGone("gone", Cause.KILL))
+        await stage.until(lambda: "Too many" in (stage.client.why or ""))
+        await stage.until(lambda: len(stage.engines) == 2)
+        for _ in range(keeper.FIRST_STARTS + 2):
+            stage.say(Failed("model_error", "The folder is away."), EngineGone("status 3"))
+            count = len(stage.engines)
+            await stage.until(lambda count=count: len(stage.engines) > count)  # type: ignore[misc]
+            assert "The folder is away" in (stage.client.why or "")
+            assert stage.client.state is State.RESTARTING
+        stage.say(READY)
+        await stage.until(lambda: stage.engines[-1].sent)
+        assert active.open
+
+    play(scene)
+
+
+def test_a_keeper_that_fails_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    async def scene(stage: Stage) -> None:
+        active = stage.submit("a")
+        stage.say(RuntimeError("a bug"))
+        await stage.until(lambda: "a bug" in (stage.client.why or ""))
+        await stage.until(lambda: len(stage.engines) == 2)
+        stage.say(READY)
+        await stage.until(lambda: stage.engines[-1].sent)
+        assert active.open
+        assert "a bug" in caplog.text
+
+    play(scene)
+
+
+def test_a_message_that_cannot_be_handled_costs_its_own_request() -> None:
+    async def scene(stage: Stage) -> None:
+        bad, good = stage.submit("bad"), stage.submit("good")
+
+        def broken(row: RowTokens) -> None:
+            raise KeyError("a bug")
+
+        bad.take = broken  # type: ignore[method-assign]
+        rows = [RowTokens(bad.number, 0, [5]), RowTokens(good.number, 0, [6])]
+        stage.say(Step(rows))
+        await stage.heard()
+        with pytest.raises(RequestFailed):
+            _ = [item async for item in bad.items()]
+        assert good.generated == {0: [6]}
+        assert list(stage.client.in_flight.values()) == [good]
+        stage.say(Garbled(Step(rows[1:]), [good.number + 7]))
+        await stage.heard()
+        assert good.generated == {0: [6, 6]}
+        assert len(stage.engines) == 1
+
+    play(scene)
+
+
+def test_a_request_that_cannot_be_encoded_is_refused_and_not_listed() -> None:
+    async def scene(stage: Stage) -> None:
+        with pytest.raises(BadRequest):
+            stage.client.submit("a", Submit(0, [1], [Choice(0, 1 << 70)], 5))
+        assert stage.client.in_flight == {}
+        stage.submit("a")
+
+    play(scene)
+
+
+def test_what_kills_engines_ends_and_says_why() -> None:
+    async def scene(stage: Stage) -> None:
+        bad, good = stage.submit("bad"), stage.submit("good")
+        for deaths in (1, 2):
+            stage.engines[-1].working = (bad.number,)
+            stage.say(EngineGone("it was killed by signal 6"))
+            await stage.until(lambda deaths=deaths: len(stage.engines) > deaths)  # type: ignore[misc]
+            stage.say(READY)
+            await stage.until(lambda: stage.engines[-1].sent)
+        with pytest.raises(EngineUnavailable, match="died 2 times"):
+            _ = [item async for item in bad.items()]
+        assert list(stage.client.in_flight.values()) == [good]
+
+    play(scene)
+
+
+def test_a_model_that_cannot_be_loaded_fails_the_first_start() -> None:
+    async def run() -> None:
+        stage = Stage()
+        await stage.client.start()
+        stage.say(Failed("model_error", "No such model."), EngineGone("status 3"))
+        with pytest.raises(ModelError, match="No such model"):
+            await stage.client.settled()
+        assert stage.client.state is State.FAILED
+        with pytest.raises(ModelError):
+            stage.client.admit(1)
+        await stage.client.stop()
+
+    asyncio.run(run())
+
+
+def test_what_is_left_of_a_garbled_message_is_used() -> None:
+    fields = msgspec.msgpack.decode(encoder.encode(Step([RowTokens(3, 0, [5])])))
+    fields["rows"].append([4, 0, "no tokens"])
+    with pytest.raises(Garbled) as caught:
+        decoded(msgspec.msgpack.encode(fields))
+    assert caught.value.requests == [4]
+    assert caught.value.step.rows == [RowTokens(3, 0, [5])]
+    with pytest.raises(EngineGone):
+        decoded(b"\xc1nothing")
