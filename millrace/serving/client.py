@@ -227,12 +227,11 @@ class EngineClient:
         """Give the engine all requests it may have now."""
         if self.state is not State.READY:
             return
-        # Those that are tried go first: all others wait for how that ends.
-        order = dict.fromkeys((*self._suspicion.on_trial, *self.in_flight))
-        for active in [self.in_flight[n] for n in order if n in self.in_flight]:
-            if active.running or not active.open:
+        for number in self._suspicion.order(self.in_flight):
+            active = self.in_flight.get(number)
+            if active is None or active.running or not active.open:
                 continue
-            if self._suspicion.may_run(active.number):
+            if self._suspicion.may_run(number):
                 try:
                     self._keeper.send(active.begin())
                 except Exception as error:

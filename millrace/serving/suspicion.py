@@ -9,7 +9,7 @@ one after the other beside everybody else, until a single request has died often
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -90,10 +90,16 @@ class Suspicion:
         """Whether it matters at all how far requests are."""
         return bool(self._records or self._groups)
 
-    @property
-    def on_trial(self) -> Sequence[int]:
-        """Whom the engine should have first: the sooner they are cleared, the better for all."""
-        return self._groups[0].members if self._groups else ()
+    def order(self, requests: Iterable[int]) -> list[int]:
+        """In which order the engine should have these.
+
+        Those on trial go first, since others wait for how that ends. Those that were there when it
+        was killed go last: who kills again and again meets somebody else each time, unless it is
+        one of them that has it killed.
+        """
+        trial = self._groups[0].members if self._groups else ()
+        kills = {r: record.kills for r, record in self._records.items()}
+        return sorted(requests, key=lambda r: (kills.get(r, 0), r not in trial))
 
     def progressed(self, request: int, milestone: Milestone) -> bool:
         """Note how far a request is; True if others may run now that had to wait."""
@@ -126,7 +132,7 @@ class Suspicion:
         guilty: dict[int, int] = {}
         if len(suspects) == 1 and named:
             guilty = self._blame(suspects[0], cause)
-            if not guilty:
+            if not guilty and cause is Cause.CRASH:
                 self._part(suspects)
         elif suspects:
             guilty = self._try(suspects, cause)
@@ -143,9 +149,10 @@ class Suspicion:
         elif len(again) > 1:
             half = (len(again) + 1) // 2
             self._groups[:1] = [_Group(again[:half]), _Group(again[half:])]
-        elif cause is Cause.CRASH:
+        else:
             trial.members = again
-            if trial.exclusive or self._crashes(again[0]) + 1 < CRASHES_PER_REQUEST:
+            alone = trial.exclusive or self._crashes(again[0]) + 1 < CRASHES_PER_REQUEST
+            if cause is Cause.CRASH and alone:
                 return self._blame(again[0], cause)
             trial.exclusive = True
         return {}

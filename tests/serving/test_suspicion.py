@@ -70,8 +70,7 @@ class World:
 
     def hand_over(self) -> None:
         waiting = [r for r, j in self.jobs.items() if not j.outcome and j.arrives <= self.ticks]
-        first = [r for r in self.suspicion.on_trial if r in waiting]
-        for request in [*first, *(r for r in waiting if r not in first)]:
+        for request in self.suspicion.order(waiting):
             job = self.jobs[request]
             if request not in self.engine and self.suspicion.may_run(request):
                 job.ran = 0
@@ -237,6 +236,13 @@ def test_the_fourth_kill_in_the_same_place_ends_the_one_that_was_named() -> None
     in_flight = {1: Milestone(0, 3), 2: Milestone(8, 4)}
     ends = [suspicion.died(in_flight, [1], Cause.KILL) for _ in range(4)]
     assert ends == [{}, {}, {}, {1: 4}]
+
+
+def test_kills_as_soon_as_it_is_up_meet_everybody_in_turn() -> None:
+    healthy = [Job(2, 40) for _ in range(8)]
+    world = World(healthy)
+    world.run([(1, Cause.KILL)] * 24)
+    assert all(job.outcome == "ok" for job in healthy)
 
 
 def test_real_progress_forgets() -> None:
