@@ -43,10 +43,10 @@ class Steps:
 
     def __init__(self, loaded: Any, folder: Path) -> None:
         from millrace.config import EngineConfig
+        from millrace.engine.assembly import assemble
         from millrace.engine.grammar import Grammars
-        from millrace.engine.loop import Engine
-        from millrace.engine.measure import cost_of
         from millrace.engine.memory import Budget
+        from millrace.engine.runner import Runner
         from millrace.engine.sampler import Sampler
         from millrace.engine.sampling import DeviceSampling, HostSampling
         from millrace.engine.transport import ThreadTransport
@@ -54,13 +54,16 @@ class Steps:
         self.seconds: list[float] = []
         self._transport = ThreadTransport(self._receive)
         backend = HostSampling() if loaded.device == "cpu" else DeviceSampling()
-        self._engine = Engine(
-            loaded.model,
+        on_cpu = loaded.device == "cpu"
+        runner = Runner(loaded.model, loaded.caches, recurring=not on_cpu)
+        self._engine = assemble(
+            runner,
             EngineConfig(model=str(folder), name="bench", speculate=0, burst=60.0),
             Sampler(backend),
-            Budget(cost_of(loaded.caches), 1 << 34),
+            Budget(runner.cost, 1 << 34),
             self._transport,
-            Grammars(folder, loaded.vocab_size),
+            pipelined=not on_cpu,
+            grammars=Grammars(folder, loaded.vocab_size),
         )
 
     def _receive(self, message: FromEngine) -> None:

@@ -135,14 +135,19 @@ def _prompt() -> list[int]:
 
 def _batch(model: Any, device: str, params: tuple[Sampling, ...], caches: list[Any]) -> Batch:
     from millrace.engine.batch import Batch
+    from millrace.engine.memory import roomy
     from millrace.engine.row import Row
+    from millrace.engine.runner import Runner
     from millrace.engine.sampler import Sampler
     from millrace.engine.sampling import DeviceSampling, HostSampling
 
-    batch = Batch(model, Sampler(HostSampling() if device == "cpu" else DeviceSampling()))
+    runner = Runner(model, recurring=device != "cpu")
+    batch = Batch(runner, Sampler(HostSampling() if device == "cpu" else DeviceSampling()))
+    runner.reserve(roomy(ROWS, PROMPT + 1024))
     for i in range(ROWS):
         request = Submit(i, _prompt(), [], 10_000, params[i % len(params)], stop_ids=[2])
-        batch.join([Row.of(request, Choice(0, i), 0.0)], caches, _prompt()[-1])
+        runner.adopt(i, list(caches), PROMPT)
+        batch.join(i, [Row.of(request, Choice(0, i))], _prompt())
     return batch
 
 
@@ -153,12 +158,12 @@ def _time(batch: Batch, steps: int) -> Cost:
     forwards, draws = [], []
     for _ in range(steps + 5):
         begin = time.perf_counter()
-        batch.forward()
+        batch.forward([])
         mx.synchronize()
         middle = time.perf_counter()
         batch.sample()
-        for row, token, _ in batch.in_flight().read():
-            row.accept(token)
+        for drawn in batch.read():
+            drawn.row.accept(drawn.tokens[0])
         draws.append(time.perf_counter() - middle)
         forwards.append(middle - begin)
     return Cost(statistics.median(forwards[5:]), statistics.median(draws[5:]))

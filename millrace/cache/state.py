@@ -174,15 +174,14 @@ def _flat(caches: Sequence[Any]) -> list[Any]:
 
 
 def restore(
-    model: Any,
+    caches: list[Any],
     layout: Layout,
     at: int,
     segments: Sequence[KVSegment],
     checkpoint: StateCheckpoint | None,
     checkpoint_at: int | None,
 ) -> list[Any]:
-    """A row's caches after `at` tokens, from segments that together hold at least those."""
-    caches: list[Any] = make_prompt_cache(model)
+    """Give a row's empty caches the state of `at` tokens, from segments that hold at least those."""
     for n, i in enumerate(layout.cuttable):
         keys, values = _joined(segments, n, at)
         caches[i].keys, caches[i].values, caches[i].offset = keys, values, at

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -77,9 +77,15 @@ class StateLost(Exception):
 
 class SegmentStore:
     def __init__(
-        self, model: Any, layout: Layout, disk: DiskTier | None = None, *, pack: bool = False
+        self,
+        make_caches: Callable[[], list[Any]],
+        layout: Layout,
+        disk: DiskTier | None = None,
+        *,
+        pack: bool = False,
     ) -> None:
-        self._model = model
+        """`make_caches` gives the empty caches of a single row."""
+        self._make_caches = make_caches
         self._layout = layout
         self._disk = disk
         self._pack = pack
@@ -245,7 +251,7 @@ class SegmentStore:
         found = [self._segments.get(node) for node in operation.nodes]
         holder = self._checkpoints[operation.holder] if operation.holder else None
         return restore(
-            self._model,
+            self._make_caches(),
             self._layout,
             operation.at,
             [segment for segment in found if segment is not None],

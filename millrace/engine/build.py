@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,59 +46,57 @@ def build(
     blas.prepare()
     transport.send(Loading("loading the model"))
 
-    from millrace.cache.prefix import PrefixCache
-    from millrace.cache.state import Layout
-    from millrace.engine.cache_use import CacheUse
+    from millrace.cache.index import PrefixIndex
+    from millrace.cache.state import sizes_of
+    from millrace.cache.store import SegmentStore
+    from millrace.engine.assembly import assemble
     from millrace.engine.cpu_pipeline import CpuPipeline
     from millrace.engine.grammar import Grammars
-    from millrace.engine.loop import Engine
-    from millrace.engine.measure import cost_of
     from millrace.engine.memory import Budget
-    from millrace.engine.prefill import whole
+    from millrace.engine.runner import Runner, whole
     from millrace.engine.sampler import Sampler
     from millrace.engine.sampling import DeviceSampling, HostSampling, SamplingBackend
     from millrace.engine.warmup import warm_up
     from millrace.models.load import load
 
     loaded = load(config)
-    backend: SamplingBackend = HostSampling() if loaded.device == "cpu" else DeviceSampling()
+    on_cpu = loaded.device == "cpu"
+    backend: SamplingBackend = HostSampling() if on_cpu else DeviceSampling()
+    config = _completed(config, on_cpu)
     spare = int(0.8 * (loaded.memory - loaded.weight_bytes))
     cached = config.cache_memory or max(_LEAST_CACHE, int(CACHE_SHARE * spare))
     rest = spare - cached if config.cache else spare
-    budget = Budget(cost_of(loaded.caches), config.kv_memory or max(_LEAST_KV_MEMORY, rest))
-    grammars = Grammars(Path(config.model), loaded.vocab_size)
-    if loaded.device != "cpu":
-        transport.send(Loading("compiling kernels"))
-        warm_up(loaded.model, min(config.max_running, 64), config.prefill_chunk or GPU_CHUNK)
-    chunk = config.prefill_chunk or (CPU_CHUNK if loaded.device == "cpu" else GPU_CHUNK)
-    ahead = config.speculate
-    if ahead is None:
-        # Elsewhere the next step is launched before the last tokens are known, which pays more.
-        ahead = CPU_AHEAD if loaded.device == "cpu" else 0
-    config = msgspec.structs.replace(config, prefill_chunk=chunk, speculate=ahead)
-    if loaded.device == "cpu":
-        config = msgspec.structs.replace(config, burst=CPU_BURST)
-    cache_use = None
-    layout = Layout.of(loaded.model)
-    if config.cache:
-        disk, problem = _disk(config, layout, loaded.dtype)
-        cache = PrefixCache(
-            loaded.model, layout, cached, disk, pack=config.cache_quant, problem=problem
-        )
-        cache_use = CacheUse(cache, layout, config.checkpoint_every)
     forward = whole
-    if loaded.device == "cpu" and 1 < blas.threads() <= MOST_LANES:
+    if on_cpu and 1 < blas.threads() <= MOST_LANES:
         forward = CpuPipeline(blas.threads()).forward
-    engine = Engine(
-        loaded.model,
+    runner = Runner(loaded.model, loaded.caches, forward=forward, recurring=not on_cpu)
+    cost = replace(runner.cost, chunk=config.prefill_chunk or 0)
+    budget = Budget(cost, config.kv_memory or max(_LEAST_KV_MEMORY, rest))
+    index = store = None
+    if config.cache:
+        disk, problem = _disk(config, runner.layout, loaded.dtype)
+        store = SegmentStore(runner.make_caches, runner.layout, disk, pack=config.cache_quant)
+        index = PrefixIndex(
+            runner.layout.needs,
+            sizes_of(runner.layout, loaded.caches, config.cache_quant),
+            cached,
+            disk_budget=disk.budget if disk else None,
+            problem=problem,
+        )
+    if not on_cpu:
+        transport.send(Loading("compiling kernels"))
+        warm_up(runner, Sampler(backend), min(config.max_running, 64), config.prefill_chunk or 0)
+    engine = assemble(
+        runner,
         config,
         Sampler(backend),
         budget,
         transport,
-        grammars,
-        cache_use,
-        forward,
-        recorder,
+        pipelined=not on_cpu,
+        grammars=Grammars(Path(config.model), loaded.vocab_size),
+        index=index,
+        store=store,
+        recorder=recorder,
     )
     transport.send(
         Ready(
@@ -108,11 +107,25 @@ def build(
             load_seconds=loaded.seconds,
             weight_bytes=loaded.weight_bytes,
             kv_budget=budget.limit,
-            kv_bytes_per_token=budget.row(1024) // 1024,
-            checkpoints=cache_use is not None and layout.needs.uncut,
+            kv_bytes_per_token=budget.row(1023) // 1024,
+            checkpoints=index is not None and runner.layout.needs.uncut,
         )
     )
     return engine
+
+
+def _completed(config: EngineConfig, on_cpu: bool) -> EngineConfig:
+    """What nobody has said, as it suits the device."""
+    ahead = config.speculate
+    if ahead is None:
+        # Elsewhere the next step is launched before the last tokens are known, which pays more.
+        ahead = CPU_AHEAD if on_cpu else 0
+    return msgspec.structs.replace(
+        config,
+        prefill_chunk=config.prefill_chunk or (CPU_CHUNK if on_cpu else GPU_CHUNK),
+        speculate=ahead,
+        burst=CPU_BURST if on_cpu else config.burst,
+    )
 
 
 def _disk(config: EngineConfig, layout: Layout, dtype: str) -> tuple[DiskTier | None, str | None]:

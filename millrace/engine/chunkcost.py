@@ -15,6 +15,10 @@ _SPREAD = 0.05
 _HOPE = 0.9
 """Chunks of one size do not tell: tokens are thought cheaper, until a larger chunk is tried."""
 _SHRINKING = 0.97
+SMALL = 32
+"""Tokens of a chunk that shows what a chunk costs by itself."""
+_SMALL_ENOUGH, _FORGOTTEN = 2, 64
+"""Small chunks that tell, and others after which they no longer do: things change."""
 _FIRST_GUESS = 1e-3
 
 
@@ -24,6 +28,9 @@ class ChunkCost:
         self.token = _FIRST_GUESS
         self.largest = 0.0
         """About the most tokens that a chunk has had lately."""
+        self._small = 0
+        self._since_small = 0
+        self._small_seconds = 0.0
         self._weight = 0.0
         self._tokens = 0.0
         self._seconds = 0.0
@@ -33,6 +40,21 @@ class ChunkCost:
     @property
     def known(self) -> bool:
         return self._weight > 0
+
+    @property
+    def least(self) -> float | None:
+        """What a small chunk has taken lately; None if there was none."""
+        return self._small_seconds if self._small >= _SMALL_ENOUGH else None
+
+    @property
+    def worth(self) -> int | None:
+        """How many tokens take as long as a small chunk does; None if that is not known."""
+        if self.least is None:
+            return None
+        size, time = self._tokens / self._weight, self._seconds / self._weight
+        # Between a small chunk and the usual one: the line alone hopes for too much.
+        seen = (time - self.least) / (size - SMALL) if size > SMALL else 0.0
+        return int(self.least / max(self.token, seen))
 
     def of(self, tokens: int) -> float:
         return self.base + tokens * self.token
@@ -44,6 +66,13 @@ class ChunkCost:
             _KEPT * before + now for before, now in zip(old, new, strict=True)
         )
         self.largest = max(float(tokens), _SHRINKING * self.largest)
+        self._since_small = 0 if tokens <= SMALL else self._since_small + 1
+        if tokens <= SMALL:
+            before = self._small_seconds if self._small else seconds
+            self._small_seconds = _KEPT * before + (1 - _KEPT) * seconds
+            self._small += 1
+        elif self._since_small > _FORGOTTEN:
+            self._small = 0
         self._fit()
 
     def _fit(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from millrace.engine.prefill import whole
+from millrace.engine.runner import whole
 from millrace.models import blas
 
 LEAST_PIECE = 24

@@ -20,6 +20,10 @@ _GUESSED_GROWTH = 0.2
 """How much of a one-row step each further row adds, before it has been measured."""
 _GUESSED_TOKEN = 1 / 16
 """How much of a step a prompt token takes, before it has been measured."""
+_GUESSED_WORTH = 24
+"""How many tokens cost what a chunk costs by itself, at least."""
+IDLE_SECONDS = 2.0
+"""What a chunk may take while nobody waits for tokens: until its end nothing is heard."""
 
 
 class LatencyModel:
@@ -74,10 +78,26 @@ class LatencyModel:
         weight = (rows - below) / (above - below)
         return self._steps[below] * (1 - weight) + self._steps[above] * weight
 
+    @property
+    def worth(self) -> int:
+        """How many tokens cost as much as a chunk does by itself, whatever is in it."""
+        if not self._cost.known:
+            return _GUESSED_WORTH
+        return max(_GUESSED_WORTH, int(self._cost.base / self._cost.token))
+
+    def expected(self, rows: int, tokens: int) -> float | None:
+        """Seconds that a step and a chunk should take; None if one of them is not known."""
+        if (rows and not self._steps) or (tokens and not self._cost.known):
+            return None
+        return self.step(rows) * bool(rows) + self._cost.of(tokens) * bool(tokens)
+
     def limit(self, running: int, coming: int = 0) -> int:
         """How many prompt tokens may run before the next decode step of the running rows."""
         if not running or not self._steps:
-            return self._chunk
+            if not self._cost.known:
+                return self._chunk
+            tokens = (IDLE_SECONDS - self._cost.base) / self._cost.token
+            return max(min(self._chunk, _GUESSED_WORTH), min(self._chunk, int(tokens)))
         step, target = self.step(running), self._max_stall
         if target is None:
             # The prompt at hand is one of those that come: alone, it changes nothing.
@@ -89,6 +109,10 @@ class LatencyModel:
         else:
             tokens = (spare - self._cost.base) / self._cost.token
             tokens = min(tokens, GROWTH * self._cost.largest)
+            # Where even a small chunk takes more than the gap, small ones only make more gaps.
+            least, worth = self._cost.least, self._cost.worth
+            if least is not None and worth is not None and least > spare:
+                tokens = max(tokens, worth)
         return max(SMALLEST_CHUNK, min(self._chunk, int(tokens)))
 
     def chunk(self, left: int, running: int, coming: int = 0) -> int:

@@ -1,15 +1,20 @@
 """What key-value state costs in bytes, measured on the model itself, and the budget it must fit.
 
-Rows of a batch share one rectangle per layer, as wide as the longest of them: that, and not the sum
-of their lengths, is what memory they take.
+The rows of a batch share one rectangle per layer, as wide as the longest of them: that, and not the sum
+of their lengths, is what memory they take. Prompts on their way hold state of their own. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 STEP = 256
+"""Tokens by which memory grows."""
+LONG_STEP = 1024
+LONG = 4096
+TIGHT_STEP = 64
+"""The same where memory is short."""
 
 
 @dataclass(frozen=True)
@@ -20,11 +25,36 @@ class StateCost:
     windowed: tuple[tuple[int, int], ...] = ()
     """(bytes per token, window) of layers that keep only the last tokens."""
     flat: int = 0
+    chunk: int = 0
+    """Tokens that may have been run at once: windows hold so many more after it."""
+
+    def uncut(self, length: int) -> int:
+        """What does not grow with the length for ever."""
+        held = ((each, min(length, window + self.chunk)) for each, window in self.windowed)
+        return self.flat + sum(each * tokens for each, tokens in held)
 
     def row(self, length: int) -> int:
-        rounded = -(-length // STEP) * STEP
-        windows = sum(each * min(rounded, window) for each, window in self.windowed)
-        return self.flat + self.per_token * rounded + windows
+        """A prompt's own state of so many tokens, with room for one more."""
+        width = capacity(length)
+        return self.per_token * width + self.uncut(width)
+
+
+@dataclass(frozen=True)
+class Rectangle:
+    """The memory of a batch: places for rows, and for tokens of each."""
+
+    slots: int = 0
+    width: int = 0
+
+    @property
+    def area(self) -> int:
+        return self.slots * self.width
+
+    def holds(self, rows: int, width: int) -> bool:
+        return rows <= self.slots and width <= self.width
+
+
+NOTHING = Rectangle()
 
 
 @dataclass(frozen=True)
@@ -35,9 +65,50 @@ class Budget:
     def row(self, length: int) -> int:
         return self.cost.row(length)
 
-    def batch(self, lengths: Sequence[int]) -> int:
-        return len(lengths) * self.cost.row(max(lengths)) if lengths else 0
+    def rectangle(self, size: Rectangle, rows: int) -> int:
+        return size.area * self.cost.per_token + rows * self.cost.uncut(size.width)
 
-    def fits(self, lengths: Sequence[int], others: int) -> bool:
-        """Whether rows of these lengths in one batch fit beside `others` bytes."""
-        return self.batch(lengths) + others <= self.limit
+    def least(self, lengths: Sequence[int]) -> int:
+        """What rows of these lengths take at least."""
+        if not lengths:
+            return 0
+        return self.rectangle(tight(len(lengths), max(lengths)), len(lengths))
+
+    def fits(self, lengths: Sequence[int], prompts: Iterable[int] = ()) -> bool:
+        """Whether rows of these lengths fit beside the state of prompts of these."""
+        return self.least(lengths) + sum(map(self.row, prompts)) <= self.limit
+
+    def size(self, now: Rectangle, rows: int, width: int, others: int) -> Rectangle:
+        """How large the batch's memory is to be for so many rows of so many tokens.
+
+        Larger than needed where there is room beside the `others`, so that not every step copies;
+        given back once it is twice what is wanted.
+        """
+        if not rows:
+            return NOTHING
+        wanted = roomy(rows, width)
+        fits = self.rectangle(now, rows) + others <= self.limit
+        if now.holds(rows, width) and fits and now.area <= 2 * wanted.area:
+            return now
+        if self.rectangle(wanted, rows) + others <= self.limit:
+            return wanted
+        return tight(rows, width)
+
+
+def roomy(rows: int, width: int) -> Rectangle:
+    # Spare slots save copies when rows join, and are too dear where rows are long.
+    return Rectangle(round_slots(rows) if width < 8 * STEP else rows, capacity(width - 1))
+
+
+def capacity(length: int) -> int:
+    """Places for the tokens of a row that has so many and gets one more."""
+    step = STEP if length < LONG else LONG_STEP
+    return -(-(length + 1) // step) * step
+
+
+def tight(rows: int, width: int) -> Rectangle:
+    return Rectangle(rows, -(-width // TIGHT_STEP) * TIGHT_STEP)
+
+
+def round_slots(rows: int) -> int:
+    return 1 << (rows - 1).bit_length() if rows <= 8 else -(-rows // 8) * 8

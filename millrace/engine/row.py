@@ -1,4 +1,4 @@
-"""A row: one choice of one request while the engine works on it."""
+"""A row: one choice of one request while tokens are drawn for it."""
 
 from __future__ import annotations
 
@@ -6,36 +6,32 @@ from dataclasses import dataclass, field
 
 from millrace.engine.grammar import Grammars, RowGrammar
 from millrace.engine.penalties import Penalties, wanted
-from millrace.engine.speculation import Guesser
 from millrace.engine.thinking_budget import ThinkingBudget
 from millrace.protocol import Choice, FinishReason, Sampling, Submit
 
 
 @dataclass(eq=False)
 class Row:
+    number: int
     request: Submit
     choice: int
     seed: int
     tokens: list[int]
     """What it has generated, before a resume included."""
-    arrived: float = 0.0
     stop_ids: frozenset[int] = field(default=frozenset())
     penalties: Penalties | None = None
     grammar: RowGrammar | None = None
     thinking: ThinkingBudget | None = None
     forced: list[int] = field(default_factory=list)
     """Tokens that come next whatever the model says."""
-    guesser: Guesser | None = None
     problem: str | None = None
     """Why this row cannot go on; the others can."""
-    in_flight: bool = False
-    """A token has been drawn for it on the device and not been read yet."""
-    gone: bool = False
-    """Finished or aborted: what is still in flight for it is thrown away."""
+    ended: bool = False
+    """What is still drawn for it is thrown away."""
 
     @classmethod
     def of(
-        cls, request: Submit, choice: Choice, now: float, grammars: Grammars | None = None
+        cls, request: Submit, choice: Choice, number: int = 0, grammars: Grammars | None = None
     ) -> Row:
         penalties = None
         if wanted(request.sampling):
@@ -45,11 +41,11 @@ class Row:
         grammar = grammars.of(request, choice.generated) if grammars is not None else None
         thinking = ThinkingBudget(request.thinking, choice.generated) if request.thinking else None
         return cls(
+            number=number,
             request=request,
             choice=choice.index,
             seed=choice.seed,
             tokens=list(choice.generated),
-            arrived=now,
             stop_ids=frozenset(request.stop_ids),
             penalties=penalties,
             grammar=grammar,
@@ -62,44 +58,15 @@ class Row:
         return self.request.sampling
 
     @property
-    def priority(self) -> int:
-        return self.request.priority
-
-    @property
     def generated(self) -> int:
         """The index of the next draw."""
         return len(self.tokens)
 
-    @property
-    def length(self) -> int:
-        """Tokens of context, prompt and generated."""
-        return len(self.request.prompt) + len(self.tokens)
-
-    @property
-    def spent(self) -> bool:
-        """Whether the draw in flight is the last that the length allows."""
-        return self.in_flight and self.generated + 1 >= self.request.max_tokens
-
-    @property
-    def left(self) -> int:
-        """Tokens that it may still make."""
-        return self.request.max_tokens - self.generated
-
-    def context(self, start: int) -> list[int]:
-        """Its tokens from `start` on, prompt and generated."""
-        prompt = self.request.prompt
-        return [*prompt[start:], *self.tokens[max(0, start - len(prompt)) :]]
-
-    @property
-    def guessable(self) -> bool:
-        """Whether later draws need nothing that the tokens before them change."""
-        plain = self.penalties is None and self.grammar is None and self.thinking is None
-        return plain and self.request.logprobs is None
-
     def accept(self, token: int) -> FinishReason | None:
         """Take a drawn token; says whether the row ends with it."""
-        self.in_flight = False
         self.tokens.append(token)
+        if self.forced:
+            self.forced.pop(0)
         if self.penalties is not None:
             self.penalties.accept(token)
         if token in self.stop_ids:

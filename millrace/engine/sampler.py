@@ -63,7 +63,7 @@ class Sampler:
         tokens = self._backend.choose(logits, rows)
         for i in plan.thinking:
             if rows[i].forced:
-                tokens[i] = rows[i].forced.pop(0)
+                tokens[i] = rows[i].forced[0]
         logprobs = None
         if asked is not None:
             logprobs = Logprobs(asked, tokens[plan.asked_index], max(plan.tops))

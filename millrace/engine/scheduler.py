@@ -2,104 +2,61 @@
 
 Prompts are ordered by when they would be done if they came first: arrival plus their own cost, less
 a head start per priority. A short prompt so passes a long one, and since the order of a waiting
-prompt never gets worse while that of new ones does, nobody starves. A prompt starts when there is a
-free row and memory for it; when running rows outgrow the memory, the least of them gives way.
+prompt never gets worse while that of new ones does, its turn comes. A prompt starts when there is a
+free row and memory for it. One that is first and has waited too long for room has it reserved: nobody
+behind it starts until it can. A wide one takes the rows there are, and its others follow. When running
+rows outgrow the memory, the least of them gives way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Generic, Protocol, Self, TypeVar
 
+from millrace.engine.books import NO_GROUP, Job, Seat, Stage
 from millrace.engine.latency_model import LatencyModel
 from millrace.engine.memory import Budget
+from millrace.engine.shapes import Shapes
 
 PRIORITY_SECONDS = 30.0
 """How much waiting one step of priority is worth."""
 ALIKE = 2
 """A burst is of prompts of about one length: nobody waits for one so many times as long."""
-PADDING = 24
-"""A chunk may run this many tokens past a prompt's end: less than a chunk for another's rest costs."""
+RESERVE_AFTER = 1.0
+"""Seconds that the first in the queue waits for room before nobody may pass it any more."""
+GROWTH = 64
+"""Tokens that running rows must have room to grow by when another is to join them."""
 LEAST_SHARED = 32
 """Prompts share a chunk only for at least so many tokens each."""
 
 
-class Task(Protocol):
-    """A prompt on its way into the batch."""
-
-    @property
-    def arrived(self) -> float: ...
-    @property
-    def priority(self) -> int: ...
-
-    @property
-    def left(self) -> int:
-        """Tokens still to run."""
-
-    @property
-    def reach(self) -> int:
-        """Tokens that may be run at once; at most those left."""
-
-    @property
-    def blocked(self) -> bool:
-        """Waiting for something that is not computed here."""
-
-    @property
-    def length(self) -> int:
-        """Tokens of context when it joins."""
-
-    @property
-    def width(self) -> int:
-        """Rows it becomes."""
-
-    @property
-    def fresh(self) -> bool:
-        """Nothing of it has been run, and it may run beside others."""
-
-    def narrow(self) -> Self:
-        """Keep one row; the others become a task of their own."""
-
-    def resembles(self, other: Any) -> bool:
-        """Whether running one first saves work on the other."""
-
-
-class Runner(Protocol):
-    """A row of the batch."""
-
-    @property
-    def arrived(self) -> float: ...
-    @property
-    def priority(self) -> int: ...
-
-
-T = TypeVar("T", bound=Task)
-R = TypeVar("R", bound=Runner)
-
-
-class Scheduler(Generic[T]):
+class Scheduler:
     def __init__(
         self,
         max_running: int,
         latency: LatencyModel,
         budget: Budget,
-        begin: Callable[[T], None] = lambda task: None,
+        shapes: Shapes,
+        begin: Callable[[Job], None],
+        narrow: Callable[[Job, int], Job],
         burst: float = 2.0,
     ) -> None:
-        """`begin` is told of a task about to be run for the first time; less may be left then.
-
+        """`begin` is told of a prompt about to be run for the first time; less may be left then.
+        `narrow` cuts a prompt's rows down to so many; the rest becomes one of its own.
         `burst` is how long prompts that are ready wait for others when nobody is being answered.
         """
         self._max_running = max_running
         self._burst_seconds = burst
         self._begin = begin
+        self._narrow = narrow
         self._latency = latency
         self._budget = budget
-        self._waiting: list[T] = []
-        self._started: list[T] = []
-        """Prompts that have been run in part and hold memory."""
-        self._ready: list[T] = []
-        self._burst = 0.0
+        self._shapes = shapes
+        self._waiting: list[Job] = []
+        self._started: list[Job] = []
+        self._ready: list[Job] = []
+        self._burst: float | None = None
         """When the first of the ready ones became ready."""
+        self._now = 0.0
 
     @property
     def busy(self) -> bool:
@@ -108,143 +65,241 @@ class Scheduler(Generic[T]):
     @property
     def stuck(self) -> bool:
         """Whether all there is waits for something that is not computed here."""
-        return not self._started and not self._ready and all(t.blocked for t in self._waiting)
+        return not self._started and not self._ready and all(j.blocked for j in self._waiting)
 
     @property
     def waiting(self) -> int:
         return len(self._waiting) + len(self._started) + len(self._ready)
 
-    def add(self, task: T) -> None:
-        self._waiting.append(task)
+    def add(self, job: Job) -> None:
+        job.stage = Stage.WAITING
+        self._waiting.append(job)
 
-    def tasks(self) -> Iterator[T]:
+    def jobs(self) -> Iterator[Job]:
         yield from self._waiting
         yield from self._started
         yield from self._ready
 
-    def discard(self, task: T) -> None:
-        for queue in (self._waiting, self._started, self._ready):
-            if task in queue:
-                queue.remove(task)
+    @property
+    def coming(self) -> list[Job]:
+        """Prompts that hold memory."""
+        return [*self._started, *self._ready]
 
-    def joining(self, running: Sequence[int], now: float) -> list[T]:
-        """The tasks whose rows join those of these lengths in the batch now.
+    def discard(self, job: Job) -> None:
+        job.stage = Stage.OVER
+        for queue in (self._waiting, self._started, self._ready):
+            if job in queue:
+                queue.remove(job)
+
+    def ran(self, job: Job) -> None:
+        """What has been run of a prompt is known."""
+        if job.stage is Stage.STARTED and not job.left:
+            self._started.remove(job)
+            self._ready.append(job)
+            job.stage = Stage.READY
+
+    def open(self, running: Sequence[Seat], now: float) -> None:
+        """Start the prompts that come first and whose state is all known: they can join at once."""
+        self._now = now
+        while (job := self._first(running)) is not None and job in self._waiting and not job.left:
+            self._start(job, running)
+            self.ran(job)
+
+    def joining(self, running: Sequence[Seat], now: float) -> list[Job]:
+        """The prompts whose rows join the running ones now.
 
         While nobody is being answered, a burst of like prompts is prefilled first and joins as one:
         its rows then have no long gaps, and equal ones stay equal.
         Rows may have grown since a prompt began: it waits until the batch has room for it again.
         """
+        self._now = now
         if not self._ready:
             return []
-        self._burst = self._burst or now
+        if self._burst is None:
+            self._burst = now
         if not running and (following := self._first([])) is not None:
             cost = following.left * self._latency.token_seconds
-            alike = following.left <= ALIKE * max(t.length for t in self._ready)
+            alike = following.left <= ALIKE * max(j.length for j in self._ready)
             if alike and now + cost < self._burst + self._burst_seconds:
                 return []
-        joined: list[T] = []
-        for task in list(self._ready):
-            lengths = [*running, *_lengths((*joined, task))]
-            alone = not running and not joined
-            if alone or self._budget.fits([n + 1 for n in lengths], 0):
-                self._ready.remove(task)
-                joined.append(task)
-        self._burst = 0.0
+        joined: list[Job] = []
+        lengths = [s.length for s in running]
+        group = self._group(running)
+        for job in sorted((j for j in self._ready if j.group == group), key=self._order):
+            with_it = [*lengths, *[job.length] * job.width]
+            others = [j.length for j in self.coming if j is not job and j not in joined]
+            first = not running and not joined
+            if first or self._budget.fits([n + 1 for n in with_it], others):
+                self._ready.remove(job)
+                job.stage = Stage.OVER
+                joined.append(job)
+                lengths = with_it
+        self._burst = None
         return joined
 
-    def next_chunk(self, running: Sequence[int]) -> tuple[list[T], int] | None:
+    def next_chunk(self, running: Sequence[Seat], now: float) -> tuple[list[Job], int] | None:
         """The prompts to go on with, and how many tokens of each to run now.
 
-        `running` holds the lengths of the rows in the batch. A prompt with nothing left to run is
-        made ready on the way. Several at once are prompts of which nothing has been run: they
-        begin at the same place, and those that end sooner have nothing to run after their end.
+        Several at once are prompts of which nothing has been run: they begin at the same place, and
+        those that end sooner have nothing to run after their end.
         """
-        while (task := self._first(running)) is not None:
-            if task in self._waiting:
-                self._start(task, running)
-            group = [task, *self._company(task, running)] if task.left else [task]
-            count = 0
-            if task.left:
-                chunk = self._latency.chunk(task.left, len(running), self._coming(running))
-                count = min(chunk, task.reach)
+        self._now = now
+        while (job := self._first(running)) is not None:
+            if job in self._waiting:
+                self._start(job, running)
+            if not job.left:
+                self.ran(job)
+                continue
+            group = [job, *self._company(job, running)]
             if len(group) > 1:
-                count = _shared([t.left for t in group])
-            for done in [t for t in group if t.left <= count]:
-                self._started.remove(done)
-                self._ready.append(done)
-            if count:
-                return group, count
+                return group, max(j.left for j in group)
+            chunk = self._latency.chunk(job.left, len(running), self._coming_rows(running))
+            if chunk < job.left:
+                chunk = self._shapes.whole(chunk)
+            return [job], min(chunk, job.reach)
         return None
 
-    def _coming(self, running: Sequence[int]) -> int:
+    def _coming_rows(self, running: Sequence[Seat]) -> int:
         """Rows that are about to join those that run."""
-        rows = sum(t.width for t in self.tasks())
+        rows = sum(j.width for j in self.jobs())
         return min(rows, max(1, self._max_running - len(running)))
 
-    def _company(self, task: T, running: Sequence[int]) -> list[T]:
-        """Other prompts whose beginning can run beside that of `task` in one chunk."""
-        limit = self._latency.limit(len(running), self._coming(running))
-        group = [task]
-        if not task.fresh or 2 * task.left > limit:
+    def _company(self, job: Job, running: Sequence[Seat]) -> list[Job]:
+        """Other prompts that can run beside `job` in one chunk, to their ends.
+
+        What a shorter one is padded by must cost less than a chunk of its own would.
+        """
+        limit = self._latency.limit(len(running), self._coming_rows(running))
+        if not job.fresh or not self._shapes.padding or 2 * job.left > limit:
             return []
-        for other in sorted((t for t in self._waiting if t.fresh), key=self._order):
-            shared = _shared([t.left for t in (*group, other)])
-            if (len(group) + 1) * shared > limit or shared < LEAST_SHARED:
+        padding = self._latency.worth
+        group = [job]
+        fresh = (j for j in (*self._started, *self._waiting) if j.fresh and j is not job)
+        for other in sorted(fresh, key=self._order):
+            lefts = [j.left for j in (*group, other)]
+            longest, shortest = max(lefts), min(lefts)
+            if len(lefts) * self._shapes.length(longest) > limit or shortest < LEAST_SHARED:
                 continue
-            if any(other.resembles(t) for t in group):
+            if longest - shortest > padding or any(other.resembles(j) for j in group):
                 continue
-            if self._may_start(other, running):
+            if other in self._waiting:
+                if not self._may_start(other, running):
+                    continue
                 self._start(other, running)
-                if other.fresh:  # else its beginning was found, and it goes on by itself
-                    group.append(other)
-        return group[1:]
+            if other.fresh:  # else its beginning was found, and it goes on by itself
+                group.append(other)
+        return group[1 : self._shapes.company(len(group))]
 
-    def victims(self, rows: Sequence[R], lengths: Sequence[int]) -> list[int]:
-        """Which rows must leave so that the next step fits the memory; the last one may stay."""
-        held = sum(self._budget.row(t.length) for t in (*self._started, *self._ready))
-        kept = sorted(range(len(rows)), key=lambda i: (-rows[i].priority, rows[i].arrived))
-        gone: list[int] = []
-        while len(kept) > 1 and not self._budget.fits([lengths[i] + 1 for i in kept], held):
+    def victims(self, seats: Sequence[Seat]) -> tuple[list[Job], list[Seat]]:
+        """What must leave so that the next step fits the memory; the last one may stay."""
+        either: list[Job | Seat] = [*seats, *self.coming]
+        kept = sorted(either, key=lambda e: (-e.priority, e.arrived, e.number))
+        gone: list[Job | Seat] = []
+        while len(kept) > 1 and not self._fits(kept):
             gone.append(kept.pop())
-        return gone
+        return _apart(gone)
 
-    def _start(self, task: T, running: Sequence[int]) -> None:
-        self._waiting.remove(task)
-        self._started.append(task)
-        self._begin(task)
-        if task.width > 1 and not self._fits_beside(task, running):
-            # It came alone and is still too wide: its rows take turns.
-            self._waiting.append(task.narrow())
+    def _fits(self, kept: Sequence[Job | Seat]) -> bool:
+        """Whether rows that grow by a token fit beside prompts that run."""
+        rows = [s.held + 1 for s in kept if isinstance(s, Seat)]
+        return self._budget.fits(rows, [j.length for j in kept if isinstance(j, Job)])
 
-    def _first(self, running: Sequence[int]) -> T | None:
-        startable = (t for t in self._waiting if self._may_start(t, running))
+    def displaced(self, seats: Sequence[Seat]) -> tuple[list[Job], list[Seat]]:
+        """What of lower priority gives way to the first in the queue, where that makes room."""
+        first = self._overdue(seats)
+        if first is None:
+            return [], []
+        # What has waited long enough has caught up with what is more important.
+        either: list[Job | Seat] = [*self.coming, *seats]
+        least = sorted(
+            (e for e in either if e.priority < first.priority and _rank(e) > _rank(first)),
+            key=lambda e: (e.priority, -e.arrived),
+        )
+        gone: list[Job | Seat] = []
+        while least:
+            gone.append(least.pop(0))
+            stay = [s for s in seats if s not in gone]
+            coming = [j for j in self.coming if j not in gone]
+            if self._has_room(first, stay, coming):
+                return _apart(gone)
+        return [], []
+
+    def demote(self, job: Job) -> None:
+        """A prompt that was under way queues again."""
+        self.discard(job)
+        job.done = 0
+        self.add(job)
+
+    def _start(self, job: Job, running: Sequence[Seat]) -> None:
+        rows = len(running) + sum(j.width for j in self.coming)
+        width = max(1, min(job.width, self._max_running - rows))
+        while width > 1 and not self._has_room(job, running, self.coming, width):
+            width -= 1
+        if width < job.width:
+            self.add(self._narrow(job, width))
+        self._waiting.remove(job)
+        self._started.append(job)
+        job.stage = Stage.STARTED
+        self._begin(job)
+
+    def _first(self, running: Sequence[Seat]) -> Job | None:
+        overdue = self._overdue(running)
+        if overdue is not None:
+            bound = self._order(overdue)
+            before = (j for j in self._waiting if j is overdue or self._order(j) < bound)
+            startable = [j for j in before if self._may_start(j, running)]
+        else:
+            startable = [j for j in self._waiting if self._may_start(j, running)]
         return min((*self._started, *startable), key=self._order, default=None)
 
-    def _order(self, task: T) -> float:
-        cost = task.left * self._latency.token_seconds
-        return task.arrived + cost - task.priority * PRIORITY_SECONDS
+    def _overdue(self, running: Sequence[Seat]) -> Job | None:
+        """The first in the queue, if it has waited long enough for room that it gets it."""
+        group = self._group(running)
+        queue = [j for j in self._waiting if not j.blocked and j.group == group]
+        first = min(queue, key=self._order, default=None)
+        if first is None or self._now - first.arrived < RESERVE_AFTER:
+            return None
+        return None if self._may_start(first, running) else first
 
-    def _may_start(self, task: T, running: Sequence[int]) -> bool:
-        if task.blocked:
+    def _order(self, job: Job) -> tuple[float, int]:
+        cost = job.left * self._latency.token_seconds
+        return _rank(job) + cost, job.number
+
+    def _may_start(self, job: Job, running: Sequence[Seat]) -> bool:
+        if job.blocked or job.group != self._group(running):
             return False
-        coming = [*self._started, *self._ready]
-        rows = len(running) + sum(t.width for t in coming)
-        if rows == 0:
+        if any(j.request is job.request for j in self._started):
+            return False  # its state is on its way
+        return self._has_room(job, running, self.coming)
+
+    def _group(self, running: Sequence[Seat]) -> int:
+        """Whose turn it is while a fault is traced: those that run, or the first held apart."""
+        if running:
+            return running[0].group
+        return min((j.group for j in self.jobs() if j.group != NO_GROUP), default=NO_GROUP)
+
+    def _has_room(
+        self, job: Job, running: Sequence[Seat], coming: Sequence[Job], width: int = 1
+    ) -> bool:
+        """Whether there is room for so many of a prompt's rows beside those that run and come."""
+        rows = len(running) + sum(j.width for j in coming)
+        if rows == 0 and width == 1:
             return True
-        if rows + task.width > self._max_running:
+        if rows + width > self._max_running:
             return False
-        return self._fits_beside(task, running)
-
-    def _fits_beside(self, task: T, running: Sequence[int]) -> bool:
-        coming = {*self._started, *self._ready, task}
-        return self._budget.fits([n + 1 for n in (*running, *_lengths(coming))], 0)
+        lengths = [s.length for s in running] + _lengths(coming) + [job.length] * width
+        prompts = [j.length for j in coming] + [job.length]
+        return self._budget.fits([n + GROWTH for n in lengths], prompts)
 
 
-def _shared(lefts: Sequence[int]) -> int:
-    """How many tokens prompts run together: all of the longest, if the others are about as long."""
-    longest, shortest = max(lefts), min(lefts)
-    return longest if longest - shortest <= PADDING else shortest
+def _apart(mixed: Sequence[Job | Seat]) -> tuple[list[Job], list[Seat]]:
+    jobs = [each for each in mixed if isinstance(each, Job)]
+    return jobs, [each for each in mixed if isinstance(each, Seat)]
 
 
-def _lengths(tasks: Iterable[Task]) -> list[int]:
-    return [t.length for t in tasks for _ in range(t.width)]
+def _rank(each: Job | Seat) -> float:
+    return each.arrived - each.priority * PRIORITY_SECONDS
+
+
+def _lengths(jobs: Iterable[Job]) -> list[int]:
+    return [j.length for j in jobs for _ in range(j.width)]

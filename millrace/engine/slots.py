@@ -2,7 +2,8 @@
 
 It stands in for mlx-lm's BatchKVCache where a layer's cache is a plain KVCache. There, every row
 that joins or leaves copies the whole batch; here only that row moves. Rows of equal length need no
-mask at all. A layer's cache is passive: the batch advances one shared `Positions` per step.
+mask at all. A layer's cache is passive: how large it is, it is told, and one shared `Positions` says
+where the rows write.
 
     slot 0  k k k k k k . .      lens   6 4 4
     slot 1  k k k k . . . .      width  7 in the next step
@@ -12,79 +13,135 @@ mask at all. A layer's cache is passive: the batch advances one shared `Position
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
-_ALIGN = 8
+from millrace.engine.memory import NOTHING, Rectangle
+from millrace.engine.shapes import Shapes
 
 
 class Positions:
-    """Where each row writes in this step, shared by all layers: computed once, on the host."""
+    """Where each row writes in this step, shared by all layers: computed once, on the host.
 
-    def __init__(self) -> None:
+    Rows beyond those of the batch may run along, so that widths recur: they write into slots that
+    nobody has, and nobody reads what they give.
+    """
+
+    def __init__(self, shapes: Shapes) -> None:
+        self._shapes = shapes
         self.lens: list[int] = []
+        self.rows = 0
+        """Rows of the step, those beyond the batch included."""
         self.width = 0
         self.tokens = 1
         self.uniform: int | None = None
         self.offset: int | mx.array = 0
+        self._places: list[int] = []
         self._index: tuple[mx.array, mx.array] | None = None
         self._masks: dict[int | None, mx.array | None] = {}
 
-    def begin(self, tokens: int = 1) -> None:
-        """Fix the write positions of the step about to be built, of so many tokens per row."""
+    def begin(self, tokens: int, slots: int | None) -> None:
+        """Fix the write positions of the step about to be built, of so many tokens per row.
+
+        `slots` is how many rows there is memory for; None where some layer knows none.
+        """
         longest = max(self.lens)
         self.tokens = tokens
+        self.rows = len(self.lens)
+        if slots is not None:
+            self.rows = max(self.rows, min(slots, self._shapes.rows(self.rows)))
         self.uniform = longest if min(self.lens) == longest else None
         if self.uniform is not None:
             self.width, self.offset = longest + tokens, longest
         else:
             # There is a mask anyway, and GPUs read keys faster at aligned widths.
-            self.width = -(-(longest + tokens) // _ALIGN) * _ALIGN
-            self.offset = mx.array(self.lens, mx.int32)
+            self.width = self._shapes.keys(longest + tokens)
+            self._places = [*self.lens, *[0] * (self.rows - len(self.lens))]
+            self.offset = mx.array(self._places, mx.int32)
         self._index = None
         self._masks = {}
 
-    def end(self, generated: Sequence[int] | None = None) -> None:
-        """The step has been built; of a step of several tokens, so many of each row are good."""
-        generated = generated or [1] * len(self.lens)
-        self.lens = [n + more for n, more in zip(self.lens, generated, strict=True)]
+    def end(self, advanced: Sequence[int]) -> None:
+        """The step has been built or read: so many tokens of each row are good."""
+        self.lens = [n + more for n, more in zip(self.lens, advanced, strict=True)]
 
     def index(self) -> tuple[mx.array, mx.array]:
         """Row and place of every token of the step, to go with a middle axis of heads."""
         if self._index is None:
-            rows = mx.arange(len(self.lens), dtype=mx.int32)[:, None, None]
-            first = mx.array(self.lens, mx.int32)[:, None, None]
+            rows = mx.arange(self.rows, dtype=mx.int32)[:, None, None]
+            first = mx.array(self._places, mx.int32)[:, None, None]
             self._index = rows, first + mx.arange(self.tokens, dtype=mx.int32)
         return self._index
 
-    def mask(self, window: int | None) -> mx.array | None:
-        """Which positions a row may look at; None when all rows may look at all of them."""
+    def mask(self, window: int | None, width: int) -> mx.array | None:
+        """Which of `width` places a row may look at; None when all rows may look at all."""
         if window not in self._masks:
-            self._masks[window] = self._make_mask(window)
+            self._masks[window] = self._make_mask(window, width)
         return self._masks[window]
 
-    def _make_mask(self, window: int | None) -> mx.array | None:
-        at = mx.arange(self.width, dtype=mx.int32)
+    def _make_mask(self, window: int | None, width: int) -> mx.array | None:
+        at = mx.arange(width, dtype=mx.int32)
         if self.uniform is not None:
-            if self.tokens == 1 and (window is None or self.width <= window):
+            if self.tokens == 1 and (window is None or width <= window):
                 return None
             query = self.uniform + mx.arange(self.tokens, dtype=mx.int32)[:, None]
         else:
-            lens = mx.array(self.lens, mx.int32)[:, None, None, None]
+            lens = mx.array(self._places, mx.int32)[:, None, None, None]
             query = lens + mx.arange(self.tokens, dtype=mx.int32)[:, None]
         mask = at <= query
         return mask if window is None else mask & (at > query - window)
 
 
+@dataclass(frozen=True)
+class LayerShape:
+    """What one layer's keys and values are made of."""
+
+    heads: int
+    key_dim: int
+    value_dim: int
+    dtype: mx.Dtype
+
+    @classmethod
+    def of(cls, cache: KVCache) -> Self:
+        """From a cache that has been used."""
+        keys, values = cache.keys, cache.values
+        return cls(keys.shape[1], keys.shape[3], values.shape[3], keys.dtype)
+
+    def zeros(self, rows: int, width: int) -> tuple[mx.array, mx.array]:
+        return (
+            mx.zeros((rows, self.heads, width, self.key_dim), self.dtype),
+            mx.zeros((rows, self.heads, width, self.value_dim), self.dtype),
+        )
+
+    def prompt(self, width: int) -> KVCache:
+        """A single row's cache with room for so many tokens."""
+        cache = KVCache()
+        cache.keys, cache.values = self.zeros(1, width)
+        return cache
+
+    def widened(self, cache: KVCache, width: int) -> KVCache:
+        """A single row's cache with room for so many tokens, the state of another in it."""
+        more = width - cache.offset
+        if cache.keys.shape[2] == width or more <= 0:
+            return cache
+        room = self.zeros(1, more)
+        wide = KVCache()
+        wide.keys = mx.concatenate([cache.keys[:, :, : cache.offset], room[0]], axis=2)
+        wide.values = mx.concatenate([cache.values[:, :, : cache.offset], room[1]], axis=2)
+        wide.offset = cache.offset
+        return wide
+
+
 class SlotKVCache:
     """One layer's keys and values for all rows of the batch."""
 
-    STEP = 256
-
-    def __init__(self, positions: Positions) -> None:
+    def __init__(self, positions: Positions, shape: LayerShape) -> None:
         self.at = positions
+        self._shape = shape
+        self.size = NOTHING
         self.keys: mx.array | None = None
         self.values: mx.array | None = None
 
@@ -96,32 +153,48 @@ class SlotKVCache:
         self, n: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | None:
         assert n == self.at.tokens
-        return self.at.mask(window_size)
+        return self.at.mask(window_size, self._looked_at)
+
+    @property
+    def _looked_at(self) -> int:
+        return min(self.at.width, self.size.width)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        rows, width, uniform = len(self.at.lens), self.at.width, self.at.uniform
-        self._reserve(rows, width, keys, values)
         assert self.keys is not None and self.values is not None
+        rows, uniform = self.at.rows, self.at.uniform
         if uniform is not None:
-            self.keys[:rows, :, uniform:width] = keys
-            self.values[:rows, :, uniform:width] = values
+            self.keys[:rows, :, uniform : self.at.width] = keys
+            self.values[:rows, :, uniform : self.at.width] = values
         else:
             row, at = self.at.index()
             heads = mx.arange(keys.shape[1], dtype=mx.int32)[:, None]
             self.keys[row, heads, at] = keys
             self.values[row, heads, at] = values
+        width = self._looked_at
         return self.keys[:rows, :, :width], self.values[:rows, :, :width]
+
+    def resize(self, size: Rectangle, rows: int) -> None:
+        """Take more memory or give some back; the first `rows` slots are in use."""
+        old_keys, old_values, old = self.keys, self.values, self.size
+        self.keys, self.values = self._shape.zeros(size.slots, size.width)
+        self.size = size
+        if old_keys is not None and old_values is not None and rows:
+            width = min(old.width, size.width)
+            self.keys[:rows, :, :width] = old_keys[:rows, :, :width]
+            self.values[:rows, :, :width] = old_values[:rows, :, :width]
 
     def join(self, first: int, row: KVCache, copies: int) -> None:
         """Put a prefilled row into slots first … first+copies-1."""
         length = row.offset
         if not length:
             return
-        keys, values = row.keys[..., :length, :], row.values[..., :length, :]
-        self._reserve(first + copies, length + 1, keys, values)
         assert self.keys is not None and self.values is not None
-        self.keys[first : first + copies, :, :length] = keys
-        self.values[first : first + copies, :, :length] = values
+        if first == 0 and copies == self.size.slots == 1 and row.keys.shape[2] == self.size.width:
+            # Memory of the same size that nobody else has: it changes hands.
+            self.keys, self.values = row.keys, row.values
+            return
+        self.keys[first : first + copies, :, :length] = row.keys[..., :length, :]
+        self.values[first : first + copies, :, :length] = row.values[..., :length, :]
 
     def move(self, source: int, target: int, length: int) -> None:
         assert self.keys is not None and self.values is not None
@@ -137,17 +210,6 @@ class SlotKVCache:
             cache.offset = length
         return cache
 
-    def _reserve(self, rows: int, width: int, keys: mx.array, values: mx.array) -> None:
-        if self.keys is not None and rows <= self.keys.shape[0] and width <= self.keys.shape[2]:
-            return
-        have_rows, have_width = (0, 0) if self.keys is None else self.keys.shape[0:3:2]
-        # Spare slots save copies when rows join, and are too dear where rows are long.
-        slots = max(have_rows, _round_slots(rows) if width < 2048 else rows)
-        step = self.STEP if width < 4096 else 4 * self.STEP
-        cap = max(have_width, -(-width // step) * step)
-        self.keys = _grown(self.keys, slots, cap, keys)
-        self.values = _grown(self.values, slots, cap, values)
-
     @property
     def state(self) -> tuple[Any, ...]:
         return () if self.keys is None else (self.keys, self.values)
@@ -157,14 +219,3 @@ class SlotKVCache:
         if self.keys is None or self.values is None:
             return 0
         return int(self.keys.nbytes + self.values.nbytes)
-
-
-def _round_slots(rows: int) -> int:
-    return 1 << (rows - 1).bit_length() if rows <= 8 else -(-rows // 8) * 8
-
-
-def _grown(old: mx.array | None, slots: int, cap: int, like: mx.array) -> mx.array:
-    new = mx.zeros((slots, like.shape[1], cap, like.shape[3]), like.dtype)
-    if old is not None:
-        new[: old.shape[0], :, : old.shape[2]] = old
-    return new

@@ -1,56 +1,83 @@
 """Warm-up: run every kind of step once before the engine says ready.
 
-GPU kernels are compiled at their first use, which takes a minute for a quantised model on CUDA; no
-request should be the one to wait for it.
+GPU kernels are compiled at their first use, and attention is planned for every new shape; no request
+should be the one to wait for it. Sizes come from small sets, so that most of them can be run here.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import mlx.core as mx
-from mlx_lm.models.cache import make_prompt_cache
 
-from millrace.cache.state import Layout, checkpoint_of, from_caches, restore
+from millrace.cache.state import restore
 from millrace.engine.batch import Batch
+from millrace.engine.memory import roomy
 from millrace.engine.row import Row
+from millrace.engine.runner import Runner
 from millrace.engine.sampler import Sampler
-from millrace.engine.sampling import DeviceSampling
 from millrace.protocol import Choice, Sampling, Submit
 
+_JOB = 0
+_STEPS = 2
 
-def warm_up(model: Any, rows: int, chunk: int) -> None:
-    """Prompts of several lengths, batches of several sizes, rows of equal and unequal length."""
-    sizes = sorted({n for n in (1, 2, 8, 32, 64, rows) if n <= rows})
-    batch = Batch(model, Sampler(DeviceSampling()))
-    for turn, size in enumerate(sizes):
-        length = min(chunk, 17 + 16 * turn)
-        caches = make_prompt_cache(model)
-        mx.eval(model(mx.zeros((1, length), mx.int32), cache=caches))
-        for sampling in (Sampling(temperature=0.0), Sampling(1.0, top_p=0.9, top_k=40)):
-            wanted = size - len(batch) if sampling.temperature == 0.0 else 0
-            request = Submit(0, [0] * (length + 1), [], 4, sampling)
-            new = [Row.of(request, Choice(i, i), 0.0) for i in range(wanted)]
-            if new:
-                batch.join(new, caches, 0)
-            for _ in range(2):
-                batch.forward()
-                batch.sample()
-                list(batch.in_flight().read())
-    layout = Layout.of(model)
+
+def warm_up(runner: Runner, sampler: Sampler, rows: int, chunk: int) -> None:
+    """Prompts of all lengths and companies, batches of all widths, rows equal and unequal."""
+    for length in runner.shapes.lengths(chunk):
+        company = 1
+        while company == 1 or (runner.trimmable and company * length <= chunk):
+            _prompts(runner, company, length)
+            company *= 2
+    _batches(runner, sampler, rows)
     for length in (chunk, chunk // 2):
-        caches = make_prompt_cache(model)
-        mx.eval(model(mx.zeros((1, length), mx.int32), cache=caches))
-        _keep_and_find(model, layout, caches, length)
-    batch.drop(set(range(len(batch))))
+        _keep_and_find(runner, length)
     mx.clear_cache()
 
 
-def _keep_and_find(model: Any, layout: Layout, caches: list[Any], length: int) -> None:
+def _prompts(runner: Runner, company: int, length: int) -> None:
+    tokens = [0] * length
+    if company == 1:
+        runner.begin(_JOB, length)
+        runner.chunk(_JOB, tokens, length, beside=False)
+        runner.wait(_JOB)
+    else:
+        runs = dict.fromkeys(range(company), tokens)
+        runner.together(runs, length, beside=False)
+        for job in runs:
+            runner.wait(job)
+            runner.release(job)
+    runner.release(_JOB)
+
+
+def _batches(runner: Runner, sampler: Sampler, rows: int) -> None:
+    batch = Batch(runner, sampler)
+    widths = sorted({runner.shapes.rows(n) for n in range(1, rows + 1)})
+    for unequal in (False, True):
+        for width in widths:
+            runner.reserve(roomy(width, 128))
+            while len(batch) < width:
+                length = 17 + 8 * unequal * len(batch) % 64
+                sampling = Sampling(1.0, top_p=0.9, top_k=40) if len(batch) % 2 else Sampling(0.0)
+                request = Submit(0, [0] * length, [], 64, sampling)
+                runner.begin(_JOB, length)
+                runner.chunk(_JOB, [0] * (length - 1), length - 1, beside=False)
+                batch.join(_JOB, [Row.of(request, Choice(0, 0))], request.prompt)
+            for _ in range(_STEPS):
+                batch.forward([])
+                batch.sample()
+                batch.read()
+        batch.drop(set(range(len(batch))))
+
+
+def _keep_and_find(runner: Runner, length: int) -> None:
     """The copies that the prefix cache makes."""
+    layout = runner.layout
+    runner.begin(_JOB, length)
+    runner.chunk(_JOB, [0] * length, length, beside=False)
+    state = runner.prompt_state(_JOB)
     half = length // 2
-    parts = [from_caches(layout, caches, a, b, False) for a, b in ((0, half), (half, length))]
+    parts = [state.segment(a, b, False) for a, b in ((0, half), (half, length))]
     mx.eval([part.arrays for part in parts])
-    checkpoint = checkpoint_of(layout, caches) if layout.rest else None
-    found = restore(model, layout, length, parts, checkpoint, length)
+    checkpoint = state.checkpoint() if layout.rest else None
+    found = restore(runner.make_caches(), layout, length, parts, checkpoint, length)
     mx.eval([c.state for c in found])
+    runner.release(_JOB)

@@ -97,6 +97,9 @@ class InFlight:
         """Note how far the prompt is; returns the tokens that were run for it since the last."""
         run = max(0, step.done - max(self.prefilled, step.cached))
         self.prefilled = step.done
+        if self.first_token is not None:
+            # It had to leave the batch and comes back: what it finds of itself was not a find.
+            return run
         self.cached = max(self.cached, step.cached)
         self.written = max(self.written, step.written)
         if step.hit != "none":

@@ -45,7 +45,7 @@ def _turns(source: random.Random, bench: Bench, first: int, turns: int) -> list[
     for id in range(first, first + turns):
         generated = bench.run([_ask(id, prompt, logprobs=0)])[id, 0]
         scores = [s.logprob for s in bench.logprobs[id, 0]]
-        cold = Bench(bench.engine._model)
+        cold = Bench(bench.model)
         assert generated == cold.run([_ask(COLD, prompt, logprobs=0)])[COLD, 0]
         plain = [s.logprob for s in cold.logprobs[COLD, 0]]
         assert scores == pytest.approx(plain, abs=1e-4)

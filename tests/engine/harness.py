@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
-from millrace.cache.prefix import PrefixCache
-from millrace.cache.state import Layout
+from millrace.cache.index import PrefixIndex
+from millrace.cache.state import measured_sizes
+from millrace.cache.store import SegmentStore
 from millrace.config import EngineConfig
-from millrace.engine.cache_use import CacheUse
-from millrace.engine.loop import Engine
+from millrace.engine.assembly import assemble
+from millrace.engine.decider import Seen
+from millrace.engine.grammar import Grammars
 from millrace.engine.measure import cost_of
 from millrace.engine.memory import Budget, StateCost
-from millrace.engine.prefill import Forward, whole
+from millrace.engine.runner import ForwardPass, Runner, whole
 from millrace.engine.sampler import Sampler
 from millrace.engine.sampling import HostSampling, SamplingBackend
 from millrace.engine.transport import ThreadTransport
+from millrace.engine.turn import Turn, encoder
 from millrace.protocol import Failed, FromEngine, Prefilled, Step, Submit, ToEngine, TokenLogprob
 
 Key = tuple[int, int]
@@ -34,10 +38,14 @@ class Bench:
         budget: Budget | None = None,
         cache: int | None = None,
         disk: Any = None,
-        forward: Forward = whole,
+        forward: ForwardPass = whole,
+        pipelined: bool = False,
+        recurring: bool = False,
+        grammars: Grammars | None = None,
         **config: Any,
     ) -> None:
         """`cache` is the prefix cache's memory in bytes; None goes without."""
+        self.model = model
         self.generated: dict[Key, list[int]] = {}
         self.finish: dict[Key, str] = {}
         self.failed: dict[int | None, Failed] = {}
@@ -48,21 +56,37 @@ class Bench:
         settings = EngineConfig(model="tiny", name="tiny", **config)
         sampler = Sampler(backend or HostSampling())
         self.found: dict[int, Prefilled] = {}
-        self.cache: PrefixCache | None = None
-        cache_use = None
+        runner = Runner(model, forward=forward, recurring=recurring)
+        cost = replace(runner.cost, chunk=settings.prefill_chunk or 512)
+        self.budget = Budget(cost, budget.limit if budget else 1 << 40)
+        self.cache: PrefixIndex | None = None
+        self.store: SegmentStore | None = None
         if cache is not None:
-            layout = Layout.of(model)
-            self.cache = PrefixCache(model, layout, cache, disk, pack=settings.cache_quant)
-            cache_use = CacheUse(self.cache, layout, settings.checkpoint_every)
-        self.engine = Engine(
-            model,
+            pack = settings.cache_quant
+            self.store = SegmentStore(runner.make_caches, runner.layout, disk, pack=pack)
+            self.cache = PrefixIndex(
+                runner.layout.needs,
+                measured_sizes(model, runner.layout, pack),
+                cache,
+                disk_budget=disk.budget if disk else None,
+            )
+        self.journal: list[tuple[bytes, bytes]] = []
+        """What was seen and what was decided, turn by turn."""
+        self.engine = assemble(
+            runner,
             settings,
             sampler,
-            budget or _plenty(model),
+            self.budget,
             self.transport,
-            cache_use=cache_use,
-            forward=forward,
+            pipelined=pipelined,
+            grammars=grammars,
+            index=self.cache,
+            store=self.store,
+            journal=self._note,
         )
+
+    def _note(self, seen: Seen, turn: Turn) -> None:
+        self.journal.append((encoder.encode(seen), encoder.encode(turn)))
 
     def _deliver(self, message: FromEngine) -> None:
         match message:
@@ -84,7 +108,14 @@ class Bench:
     def put(self, message: ToEngine, turns: int = 0) -> None:
         self.transport.put(message)
         for _ in range(turns):
-            self.engine.turn()
+            self.turn()
+
+    def turn(self) -> None:
+        """One turn; what the decider counts is never less than what the executor holds."""
+        self.engine.turn()
+        decider, executor = self.engine._decider, self.engine._executor
+        assert executor.nbytes <= decider.held, (executor.nbytes, decider.held)
+        assert decider.held <= self.budget.limit, (decider.held, self.budget.limit, decider.state())
 
     @property
     def idle(self) -> bool:
@@ -94,13 +125,13 @@ class Bench:
         for _ in range(limit):
             if self.idle:
                 return
-            self.engine.turn()
+            self.turn()
         raise AssertionError("the engine does not come to rest")
 
     def run(self, submits: Iterable[Submit], turns: int = 0) -> dict[Key, list[int]]:
         for submit in submits:
             self.put(submit, turns)
-        self.engine.turn()
+        self.turn()
         self.drain()
         return self.generated
 
@@ -109,10 +140,6 @@ def cost(model: Any) -> StateCost:
     caches = make_prompt_cache(model)
     mx.eval(model(mx.array([[1, 2]], mx.int32), cache=caches))
     return cost_of(caches)
-
-
-def _plenty(model: Any) -> Budget:
-    return Budget(cost(model), 1 << 40)
 
 
 def greedy_alone(model: Any, prompt: list[int], count: int) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,8 +28,8 @@ def test_pre_empted_rows_finish_as_if_undisturbed(model: Any, kept: bool) -> Non
     """With a cache they find what they had; without one they run it again."""
     dice = random.Random(5)
     prompts = [[dice.randrange(VOCAB) for _ in range(120 + 40 * i)] for i in range(3)]
-    each = cost(model)
-    budget = Budget(each, max(2 * each.row(500), each.row(700)))
+    each = replace(cost(model), chunk=64)
+    budget = Budget(each, max(Budget(each, 0).least([440, 440]), each.row(700)))
     bench = Witness(model, budget=budget, prefill_chunk=64, cache=1 << 28 if kept else None)
     generated = bench.run(
         Submit(i, p, [Choice(0, i)], 340, Sampling(temperature=0.0), priority=i % 2)

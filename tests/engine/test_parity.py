@@ -12,7 +12,7 @@ from engine.harness import Bench, greedy_alone
 from tiny import SHAPES, VOCAB, build
 
 from millrace.engine.cpu_pipeline import CpuPipeline
-from millrace.engine.prefill import whole
+from millrace.engine.runner import whole
 from millrace.engine.sampling import DeviceSampling
 from millrace.protocol import Abort, AbortChoice, Choice, Sampling, Submit
 

@@ -82,7 +82,8 @@ class _Eager(Speculation):
 
 def _bench(model: Any, **more: Any) -> Bench:
     bench = Bench(model, speculate=4, **more)
-    bench.engine._speculation = _Eager(4, bench.engine._latency)
+    decider = bench.engine._decider
+    decider._speculation = _Eager(4, decider._latency)
     return bench
 
 

@@ -63,7 +63,7 @@ class Real:
     ) -> None:
         self.model = model
         self.layout = Layout.of(model)
-        self.store = SegmentStore(model, self.layout, disk, pack=pack)
+        self.store = SegmentStore(lambda: make_prompt_cache(model), self.layout, disk, pack=pack)
         sizes = measured_sizes(model, self.layout, pack)
         budget = disk.budget if disk else None
         self.index = PrefixIndex(self.layout.needs, sizes, memory, disk_budget=budget)

@@ -1,0 +1,64 @@
+"""An engine from its parts: what the runner can, the configuration wants and the cache holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from millrace.config import EngineConfig
+from millrace.engine.cache_use import CacheUse
+from millrace.engine.decider import Decider, Settings
+from millrace.engine.executor import Executor
+from millrace.engine.grammar import Grammars
+from millrace.engine.loop import Engine, Journal
+from millrace.engine.memory import Budget
+from millrace.engine.runner import Runner
+from millrace.engine.sampler import Sampler
+from millrace.engine.transport import Transport
+from millrace.flight import FlightRecorder, NullRecorder
+
+if TYPE_CHECKING:
+    from millrace.cache.index import PrefixIndex
+    from millrace.cache.store import SegmentStore
+
+DEFAULT_CHUNK = 512
+
+
+def settings_of(config: EngineConfig, *, pipelined: bool) -> Settings:
+    return Settings(
+        max_running=config.max_running,
+        chunk=config.prefill_chunk or DEFAULT_CHUNK,
+        max_stall=config.max_stall,
+        burst=config.burst,
+        speculate=config.speculate or 0,
+        # Guesses need the last tokens. Where draws are the host's own work, waiting costs nothing.
+        pipelined=pipelined and not config.speculate,
+    )
+
+
+def assemble(
+    runner: Runner,
+    config: EngineConfig,
+    sampler: Sampler,
+    budget: Budget,
+    transport: Transport,
+    *,
+    pipelined: bool,
+    grammars: Grammars | None = None,
+    index: PrefixIndex | None = None,
+    store: SegmentStore | None = None,
+    recorder: FlightRecorder | None = None,
+    journal: Journal | None = None,
+) -> Engine:
+    recorder = recorder or NullRecorder()
+    cache = None
+    if index is not None:
+        cache = CacheUse(index, config.checkpoint_every, uncut=not runner.trimmable)
+    decider = Decider(
+        settings_of(config, pipelined=pipelined),
+        budget,
+        runner.shapes,
+        cache,
+        trimmable=runner.trimmable,
+    )
+    executor = Executor(runner, sampler, grammars, store, recorder)
+    return Engine(decider, executor, transport, grammars, store, recorder, journal=journal)

@@ -1,0 +1,185 @@
+"""What the decider knows of the work: prompts on their way into the batch, and rows in it.
+
+Plain values only. The state that belongs to them lies with the executor, under the same numbers.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from millrace.engine.penalties import wanted
+from millrace.engine.speculation import Guesser
+from millrace.protocol import Choice, HitKind, Prefilled, Submit
+
+ALIKE = 64
+"""Prompts with this many tokens in common are not run side by side."""
+NO_GROUP = 0
+
+
+class Phase(enum.Enum):
+    """Where a row is. It moves downwards only, except that a row that had to leave queues again."""
+
+    QUEUED = enum.auto()
+    RUNNING = enum.auto()
+    LEFT = enum.auto()
+    """Out of the batch, with a token drawn that has not been read."""
+    ENDED = enum.auto()
+
+
+class Stage(enum.Enum):
+    """Where a prompt is."""
+
+    WAITING = enum.auto()
+    STARTED = enum.auto()
+    """Run in part, and holding memory."""
+    READY = enum.auto()
+    """Run to its last token, which the batch runs."""
+    OVER = enum.auto()
+
+
+@dataclass(eq=False)
+class Seat:
+    """One choice of a request, as far as scheduling goes."""
+
+    number: int
+    request: Submit
+    choice: int
+    tokens: list[int]
+    """What it has generated, before a resume included."""
+    arrived: float
+    phase: Phase = Phase.QUEUED
+    held: int = 0
+    """Tokens whose state it holds in the batch."""
+    unread: int = 0
+    """Draws that the host has not read."""
+    group: int = NO_GROUP
+    """Rows that are held apart from others while a fault is traced."""
+    guesser: Guesser | None = None
+    most: int = 0
+    """Tokens that it may generate in all."""
+
+    def __post_init__(self) -> None:
+        self.most = self.most or self.request.max_tokens
+
+    @property
+    def priority(self) -> int:
+        return self.request.priority
+
+    @property
+    def length(self) -> int:
+        """Tokens of context, prompt and generated, as far as they are known."""
+        return len(self.request.prompt) + len(self.tokens)
+
+    @property
+    def spent(self) -> bool:
+        """Whether the draw that is not read yet is the last that its length allows."""
+        return bool(self.unread) and len(self.tokens) + self.unread >= self.most
+
+    @property
+    def left(self) -> int:
+        """Tokens that it may still generate."""
+        return self.most - len(self.tokens)
+
+    def context(self, start: int) -> list[int]:
+        """Its tokens from `start` on, prompt and generated."""
+        prompt = self.request.prompt
+        return [*prompt[start:], *self.tokens[max(0, start - len(prompt)) :]]
+
+    @property
+    def guessable(self) -> bool:
+        """Whether later draws need nothing that the tokens before them change."""
+        asked = self.request
+        plain = asked.grammar is None and asked.lazy_grammar is None and asked.thinking is None
+        return plain and asked.logprobs is None and not wanted(asked.sampling)
+
+
+@dataclass(eq=False)
+class Job:
+    """A prompt: the rows that continue one and the same run of tokens."""
+
+    number: int
+    request: Submit
+    seats: list[Seat]
+    tokens: list[int]
+    arrived: float
+    stage: Stage = Stage.WAITING
+    done: int = 0
+    """Tokens whose state is there."""
+    known: int = 0
+    """Tokens whose state is expected to be found when it starts."""
+    cached: int = 0
+    hit: HitKind = "none"
+    written: int = 0
+    """Prompt tokens that were run here and are kept for others."""
+    ticket: int | None = None
+    """State that was asked for on its behalf from disk."""
+    blocked: bool = False
+    """That state is still on its way."""
+    pauses: list[int] = field(default_factory=list)
+    """Places where state that cannot be cut is to be kept, so that a chunk must end there."""
+    alone: bool = False
+    """It may not share a chunk: one that it had a part in failed, or what is left is a remainder."""
+    quiet: bool = False
+    """Others of its request's rows run the same prompt: what it finds of theirs was not found by
+    the request, and is not reported as such."""
+
+    @property
+    def priority(self) -> int:
+        return self.request.priority
+
+    @property
+    def group(self) -> int:
+        return self.seats[0].group
+
+    @property
+    def begun(self) -> bool:
+        return self.stage is not Stage.WAITING
+
+    @property
+    def left(self) -> int:
+        return len(self.tokens) - 1 - (self.done or self.known)
+
+    @property
+    def reach(self) -> int:
+        """Tokens until the next place where it must pause."""
+        return next((p - self.done for p in self.pauses if p > self.done), self.left)
+
+    def resembles(self, other: Job) -> bool:
+        """Whether the other begins alike, so that one should wait for what the other computes."""
+        n = ALIKE
+        return self.tokens[:n] == other.tokens[:n] and self.salt == other.salt
+
+    @property
+    def salt(self) -> str:
+        return self.request.cache_salt
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def width(self) -> int:
+        return len(self.seats)
+
+    @property
+    def fresh(self) -> bool:
+        """Whether nothing of it is there yet, and it may run beside others."""
+        return not (self.done or self.known or self.alone or self.wants_logprobs)
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.request.prompt_logprobs is not None and not self.seats[0].tokens
+
+    def progress(self) -> Prefilled:
+        prompt = len(self.request.prompt)
+        cached, written = min(prompt, self.cached), min(prompt, self.written)
+        return Prefilled(self.request.id, self.done, self.length, cached, self.hit, written)
+
+
+def grouped(choices: list[Choice]) -> list[list[int]]:
+    """The places of choices that have the same tokens behind them: usually all of them."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for place, choice in enumerate(choices):
+        groups.setdefault(tuple(choice.generated), []).append(place)
+    return list(groups.values())

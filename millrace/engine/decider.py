@@ -1,0 +1,554 @@
+"""What the engine does next: a pure function of what has been seen, with a memory of its own.
+
+It sees the clock's reading, the messages, what the last turn brought and what was measured, and returns
+one turn. It holds no array and asks nobody: the same readings give the same turns, so that a recorded
+run can be replayed and a whole day of scheduling simulated in a test.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections import deque
+from typing import cast
+
+import msgspec
+
+from millrace.cache.index import PrefixIndex
+from millrace.cache.observations import AnyObservation
+from millrace.cache.residency import Operations
+from millrace.engine.books import Job, Phase, Seat, Stage, grouped
+from millrace.engine.cache_use import CacheUse
+from millrace.engine.latency_model import LatencyModel
+from millrace.engine.memory import NOTHING, Budget, capacity
+from millrace.engine.quarantine import Quarantine
+from millrace.engine.scheduler import Scheduler
+from millrace.engine.shapes import Shapes
+from millrace.engine.speculation import Speculation
+from millrace.engine.turn import (
+    Admit,
+    Begin,
+    Chunk,
+    Drop,
+    Finish,
+    Forget,
+    Forward,
+    Join,
+    Outcome,
+    Read,
+    Release,
+    Reserve,
+    RowResult,
+    Sample,
+    Turn,
+    TurnOperation,
+)
+from millrace.protocol import Abort, AbortChoice, CacheQuery, Failed, Submit, ToEngine
+
+log = logging.getLogger("millrace.engine")
+
+LOGPROB_CHUNK = 128
+"""Logits of a whole chunk are wide: prompts that want logprobs are run in small ones."""
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What the decider is told once."""
+
+    max_running: int = 32
+    chunk: int = 512
+    """The most prompt tokens of a chunk."""
+    max_stall: float | None = None
+    burst: float = 2.0
+    speculate: int = 0
+    pipelined: bool = False
+    """Whether a step is launched before the tokens of the last one are read."""
+
+
+class Seen(msgspec.Struct):
+    """All that a decision depends on beside what was decided before."""
+
+    now: float
+    messages: list[ToEngine] = []
+    outcome: Outcome = msgspec.field(default_factory=Outcome)
+    disk: list[AnyObservation] = []
+
+
+class Decider:
+    def __init__(
+        self,
+        settings: Settings,
+        budget: Budget,
+        shapes: Shapes,
+        cache: CacheUse | None = None,
+        *,
+        trimmable: bool = True,
+    ) -> None:
+        self._settings = settings
+        self._budget = budget
+        self._shapes = shapes
+        self._cache = cache
+        self._trimmable = trimmable
+        self._latency = LatencyModel(settings.chunk, settings.max_stall)
+        self._scheduler = Scheduler(
+            settings.max_running,
+            self._latency,
+            budget,
+            shapes,
+            self._begin,
+            self._narrow,
+            settings.burst,
+        )
+        self._speculation = (
+            Speculation(settings.speculate, self._latency) if settings.speculate else None
+        )
+        self._quarantine = Quarantine()
+        self._numbers = itertools.count(1)
+        self._turns = itertools.count(1)
+        self._turn = Turn(0)
+        self._out: Operations = []
+        """What is to be done in the turn, as far as it is decided."""
+        self._now = 0.0
+        self._seats: dict[int, Seat] = {}
+        self._running: list[Seat] = []
+        self._size = NOTHING
+        self._chunk: list[tuple[Job, int]] = []
+        """The prompts of the last turn's chunk, and how many tokens of each it ran."""
+        self._launched = 0
+        """Tokens of the step in flight, guesses included."""
+        self._drawn = False
+        """There are draws that nobody has read."""
+        self._chunks: deque[int] = deque([0, 0, 0], maxlen=3)
+        """Prompt tokens launched in the last turns."""
+        self._used: set[tuple[int, ...]] = set()
+        """Shapes that have been run before: what the first run takes teaches nothing."""
+        self.again: float | None = None
+        """In how many seconds there is something to decide, even if nothing happens."""
+        self._novel: deque[bool] = deque([False] * 3, maxlen=3)
+
+    # What others ask
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._seats or self._drawn or self._chunk)
+
+    @property
+    def stuck(self) -> bool:
+        """Whether all there is waits for the disk."""
+        return not self._running and not self._drawn and self._scheduler.stuck
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def held(self) -> int:
+        """Bytes of key-value state that there should be."""
+        prompts = sum(self._budget.row(j.length) for j in self._scheduler.coming)
+        return self._budget.rectangle(self._size, len(self._running)) + prompts
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row or prompt that holds state."""
+        return max(
+            [*(s.held for s in self._running), *(j.length for j in self._scheduler.coming)],
+            default=0,
+        )
+
+    @property
+    def cache(self) -> PrefixIndex | None:
+        return self._cache.index if self._cache else None
+
+    def closing(self, now: float) -> Operations:
+        """What is still to be done when the engine ends."""
+        operations: Operations = []
+        if self._cache is not None:
+            self._cache.index.close(operations, now)
+        return operations
+
+    def state(self) -> object:
+        """All of the scheduling state as plain values, to be compared."""
+        return (
+            [(s.number, s.tokens, s.phase.name, s.held, s.unread, s.group) for s in self._running],
+            [
+                (j.number, j.stage.name, j.done, j.cached, j.hit, [s.number for s in j.seats])
+                for j in self._scheduler.jobs()
+            ],
+            sorted(self._seats),
+            self._size,
+        )
+
+    # The decision
+
+    def decide(self, seen: Seen) -> Turn:
+        self._now = seen.now
+        self._turn, self._out = Turn(next(self._turns)), []
+        self._learn(seen.outcome)
+        if self._cache is not None:
+            jobs = list(self._scheduler.jobs())
+            self._cache.observe(seen.disk, jobs, self._out, self._now)
+        for message in seen.messages:
+            self._receive(message)
+        self._leave()
+        self._scheduler.open(self._running, self._now)
+        for job in self._scheduler.joining(self._running, self._now):
+            self._join(job)
+        self._step()
+        self._next_chunk()
+        if self._cache is not None:
+            idle = not self.busy
+            self.again = self._cache.index.tick(self._out, self._now, idle=idle)
+        self._turn.operations = cast("list[TurnOperation]", self._out)
+        return self._turn
+
+    # What the last turn brought
+
+    def _learn(self, outcome: Outcome) -> None:
+        for failed in outcome.failed:
+            assert failed.id is not None
+            self._abort(failed.id, None)
+        for result in outcome.rows:
+            self._take(self._seats[result.row], result)
+        if outcome.step_fault is not None:
+            self._step_fault(outcome.step_fault)
+        elif outcome.rows:
+            self._quarantine.stepped(self._running)
+        self._learn_times(outcome)
+        self._learn_chunk(outcome)
+
+    def _take(self, seat: Seat, result: RowResult) -> None:
+        if seat.unread:
+            seat.unread -= 1
+        seat.tokens += result.tokens
+        if result.guessed and self._speculation is not None:
+            self._speculation.confirmed(seat, result.guessed, result.advanced - 1)
+        if seat.phase is Phase.RUNNING and self._launched > len(self._running):
+            seat.held += result.advanced
+        if result.problem is not None:
+            self._fail(seat.request.id, result.problem)
+        elif result.finish is not None:
+            self._end(seat)
+        elif seat.phase is Phase.LEFT and not seat.unread:
+            if seat.left > 0:
+                self._requeue(seat)
+            else:
+                self._out.append(Finish(seat.number, "length"))
+                self._end(seat)
+
+    def _end(self, seat: Seat) -> None:
+        """No token of it counts any more; it leaves the batch, if it is there, when it can."""
+        if seat.phase is not Phase.RUNNING:
+            self._seats.pop(seat.number, None)
+        seat.phase = Phase.ENDED
+
+    def _fail(self, request: int, problem: str) -> None:
+        self._abort(request, None)
+        self._turn.refused.append(Failed("request_failed", problem, request))
+
+    def _requeue(self, seat: Seat) -> None:
+        """A row that had to leave comes back with all that it has."""
+        seat.phase, seat.held = Phase.QUEUED, 0
+        tokens = [*seat.request.prompt, *seat.tokens]
+        self._queue([seat], tokens)
+
+    def _step_fault(self, text: str) -> None:
+        """The batch is lost: its rows go again, and whose fault it was is traced."""
+        seats, self._running, self._size = self._running, [], NOTHING
+        self._drawn = False
+        alive = [s for s in seats if s.phase is Phase.RUNNING]
+        for seat in seats:
+            seat.unread = 0
+            if seat.phase is Phase.ENDED:
+                self._seats.pop(seat.number, None)
+        for seat in [s for s in self._seats.values() if s.phase is Phase.LEFT]:
+            seat.unread = 0
+            self._requeue(seat)
+        guilty = self._quarantine.fault(alive)
+        for seat in alive:
+            seat.phase = Phase.QUEUED
+            if seat in guilty:
+                self._fail(seat.request.id, f"The model could not be run on this request: {text}")
+            else:
+                self._requeue(seat)
+
+    def _learn_times(self, outcome: Outcome) -> None:
+        """Learn from the time between two reads: a decode step, and the chunk that ran beside it.
+
+        Whether that was the last turn's chunk or the one before depends on how far the device lags
+        behind the host, so a step counts as undisturbed only without either.
+        """
+        if outcome.chunk_seconds is not None and self._chunk and not self._novel[-1]:
+            tokens = self._chunks[-1]
+            self._latency.saw_chunk(tokens, outcome.chunk_seconds)
+        # The last chunk runs after what was read. How far the device lags behind is not known where
+        # it is not waited for.
+        beside = slice(0, 2) if self._settings.pipelined else slice(1, 2)
+        before = list(self._chunks)[beside]
+        if outcome.gap is None or any(list(self._novel)[beside]):
+            return
+        rows = len(outcome.rows)
+        extra = 0.0
+        if self._speculation is not None:
+            extra = self._speculation.extra(self._launched, rows)
+            self._latency.saw_guesses(extra)
+        if tokens := max(before):
+            self._latency.saw_gap(rows, tokens, outcome.gap - extra)
+        elif self._speculation is not None and self._launched > rows:
+            self._speculation.saw_step(self._launched, outcome.gap)
+        else:
+            self._latency.saw_step(rows, outcome.gap)
+
+    def _learn_chunk(self, outcome: Outcome) -> None:
+        chunk, self._chunk = self._chunk, []
+        if outcome.chunk_fault is not None:
+            for job, _ in chunk:
+                if job.stage is Stage.OVER:
+                    continue
+                if len(chunk) == 1:
+                    self._scheduler.discard(job)
+                    text = f"The prompt could not be run: {outcome.chunk_fault}"
+                    self._fail(job.request.id, text)
+                else:
+                    job.alone = True
+                    self._scheduler.demote(job)
+            return
+        for job, count in chunk:
+            if job.stage is Stage.OVER:
+                continue
+            job.done += count
+            if self._cache is not None:
+                self._cache.ran(job, self._out, self._now)
+            self._scheduler.ran(job)
+            self._tell(job)
+
+    def _tell(self, job: Job) -> None:
+        if not job.quiet:
+            self._turn.progress.append(job.progress())
+
+    # Messages
+
+    def _receive(self, message: ToEngine) -> None:
+        match message:
+            case Submit():
+                self._admit(message)
+            case Abort(id=id):
+                self._abort(id, None)
+            case AbortChoice(id=id, choice=choice):
+                self._abort(id, choice)
+            case CacheQuery(clear=True):
+                if self._cache is not None:
+                    self._cache.index.clear(self._out)
+
+    def _admit(self, request: Submit) -> None:
+        longest = max(len(c.generated) for c in request.choices) + len(request.prompt)
+        if (needed := self._budget.row(longest + 1)) > self._budget.limit:
+            text = (
+                f"The prompt needs {needed >> 20} MiB of key-value memory and the budget is "
+                f"{self._budget.limit >> 20} MiB. Shorten it, or raise --kv-memory."
+            )
+            self._turn.refused.append(Failed("invalid_request", text, request.id))
+            return
+        seats = [
+            Seat(next(self._numbers), request, c.index, list(c.generated), self._now)
+            for c in request.choices
+        ]
+        self._seats |= {s.number: s for s in seats}
+        self._out.append(Admit(request, [s.number for s in seats]))
+        for places in grouped(request.choices):
+            tokens = [*request.prompt, *request.choices[places[0]].generated]
+            self._queue([seats[p] for p in places], tokens)
+
+    def _queue(self, seats: list[Seat], tokens: list[int]) -> None:
+        job = Job(next(self._numbers), seats[0].request, seats, tokens, seats[0].arrived)
+        if self._cache is not None:
+            self._cache.expect(job, self._out)
+        self._scheduler.add(job)
+
+    def _narrow(self, job: Job, width: int) -> Job:
+        rest = Job(next(self._numbers), job.request, job.seats[width:], job.tokens, job.arrived)
+        rest.quiet = True
+        rest.known = job.known
+        rest.pauses = list(job.pauses)
+        job.seats = job.seats[:width]
+        return rest
+
+    def _abort(self, id: int, choice: int | None) -> None:
+        ended = [
+            s
+            for s in self._seats.values()
+            if s.request.id == id and choice in (None, s.choice) and s.phase is not Phase.ENDED
+        ]
+        if not ended:
+            return
+        self._out.append(Forget([s.number for s in ended]))
+        for seat in ended:
+            self._end(seat)
+        for job in [j for j in self._scheduler.jobs() if j.request.id == id]:
+            job.seats = [s for s in job.seats if s.phase is not Phase.ENDED]
+            if not job.seats:
+                self._give_up(job)
+
+    def _give_up(self, job: Job) -> None:
+        if job.begun:
+            if self._cache is not None and job.done:
+                self._cache.dropped(job, self._out, self._now)
+            self._out.append(Release(job.number))
+        elif self._cache is not None:
+            self._cache.unwanted(job)
+        self._scheduler.discard(job)
+
+    # The batch
+
+    def _leave(self) -> None:
+        """Drop the rows that are done, and those that the memory no longer has room for."""
+        leaving = [s for s in self._running if s.phase is Phase.ENDED or s.spent]
+        staying = [s for s in self._running if s not in leaving]
+        groups = [j.group for j in self._scheduler.jobs()]
+        demoted, yielding = self._scheduler.victims(staying)
+        if self._quarantine.apart(staying, groups):
+            yielding = staying
+        else:
+            jobs, rows = self._scheduler.displaced([s for s in staying if s not in yielding])
+            demoted, yielding = demoted + jobs, yielding + rows
+        for job in demoted:
+            self._demote(job)
+        for seat in yielding:
+            log.info("request %s gives way to others", seat.request.id)
+        staying = [s for s in staying if s not in yielding]
+        if len(staying) == 1 and not self._scheduler.coming:
+            staying, leaving = self._alone(staying, leaving)
+        gone = [*leaving, *yielding]
+        if not gone:
+            return
+        for seat in gone:
+            if self._cache is not None:
+                self._cache.row(seat, self._out, self._now)
+        self._out.append(Drop([s.number for s in gone]))
+        self._running = staying
+        for seat in gone:
+            self._left(seat)
+        if not self._running:
+            self._size = NOTHING
+
+    def _demote(self, job: Job) -> None:
+        """A prompt that is under way gives its memory up; what it has may be found again."""
+        if self._cache is not None and job.done:
+            self._cache.dropped(job, self._out, self._now)
+        self._out.append(Release(job.number))
+        self._scheduler.demote(job)
+
+    def _left(self, seat: Seat) -> None:
+        if seat.phase is Phase.ENDED:
+            self._seats.pop(seat.number, None)
+        elif seat.unread:
+            seat.phase = Phase.LEFT
+        else:
+            self._requeue(seat)
+
+    def _alone(self, staying: list[Seat], leaving: list[Seat]) -> tuple[list[Seat], list[Seat]]:
+        """A row that has all the memory to itself ends where that ends."""
+        seat = staying[0]
+        if self._budget.least([seat.held + 1]) <= self._budget.limit:
+            return staying, leaving
+        log.warning(
+            "request %s ends after %d tokens: all %d MiB of key-value memory are its own, and full; "
+            "raise --kv-memory for longer answers",
+            seat.request.id,
+            len(seat.tokens),
+            self._budget.limit >> 20,
+        )
+        seat.most = len(seat.tokens) + seat.unread
+        if not seat.unread:
+            self._out.append(Finish(seat.number, "length"))
+            seat.phase = Phase.ENDED
+        return [], [*leaving, seat]
+
+    def _join(self, job: Job) -> None:
+        self._reserve(job)
+        self._out.append(Join(job.number, [s.number for s in job.seats]))
+        for seat in job.seats:
+            seat.phase, seat.held = Phase.RUNNING, job.length - 1
+        self._running += job.seats
+
+    def _reserve(self, job: Job | None = None, ahead: int = 0) -> None:
+        """Have memory for the rows that run, those that join, and a step of theirs."""
+        lengths = [s.held for s in self._running]
+        if job is not None:
+            lengths += [job.length - 1] * job.width
+        others = sum(self._budget.row(j.length) for j in self._scheduler.coming)
+        width = max(lengths) + 1 + ahead
+        size = self._budget.size(self._size, len(lengths), width, others)
+        if size != self._size:
+            self._size = size
+            self._out.append(Reserve(size.slots, size.width))
+
+    def _step(self) -> None:
+        operations = self._out
+        if not self._running:
+            if self._drawn:
+                operations.append(Read())
+            self._launched, self._drawn = 0, False
+            return
+        guesses = self._guesses()
+        ahead = max(map(len, guesses.values()), default=0)
+        self._launched = len(self._running) * (1 + ahead)
+        self._reserve(ahead=ahead)
+        operations.append(Forward(guesses))
+        if self._settings.pipelined:
+            if self._drawn:
+                operations.append(Read())
+            operations.append(Sample())
+        else:
+            operations += [Sample(), Read()]
+        self._drawn = self._settings.pipelined
+        for seat in self._running:
+            seat.unread += 1
+            if not ahead:
+                seat.held += 1
+
+    def _guesses(self) -> dict[int, list[int]]:
+        if self._speculation is None or not self._trimmable or self._settings.pipelined:
+            return {}
+        proposed = self._speculation.propose(self._running) or [[]] * len(self._running)
+        guesses = {s.number: g for s, g in zip(self._running, proposed, strict=True) if g}
+        ahead = max(map(len, guesses.values()), default=0)
+        widths = [s.held + 1 + ahead for s in self._running]
+        prompts = [j.length for j in self._scheduler.coming]
+        return guesses if self._budget.fits(widths, prompts) else {}
+
+    # Prompts
+
+    def _begin(self, job: Job) -> None:
+        job.known = 0
+        self._out.append(Begin(job.number, [s.number for s in job.seats]))
+        if self._cache is not None and not job.wants_logprobs:
+            self._cache.begin(job, self._out, self._now)
+        self._tell(job)
+
+    def _next_chunk(self) -> None:
+        planned = self._scheduler.next_chunk(self._running, self._now)
+        if self._running:
+            self._reserve()  # what has been started needs room, too
+        if planned is None:
+            self._chunks.append(0)
+            self._novel.append(False)
+            self._expect()
+            return
+        jobs, count = planned
+        length = self._shapes.length(count)
+        if len(jobs) == 1:
+            if jobs[0].wants_logprobs:
+                count = length = min(count, LOGPROB_CHUNK)
+            elif count < jobs[0].left:
+                length = count
+            length = max(count, min(length, capacity(jobs[0].length) - jobs[0].done))
+        self._chunk = [(job, min(count, job.left)) for job in jobs]
+        self._out.append(Chunk([j.number for j in jobs], count, length, wait=not self._running))
+        self._chunks.append(len(jobs) * length)
+        shape = (len(jobs), length, jobs[0].done + length) if self._shapes.recurring else ()
+        self._novel.append(bool(shape) and shape not in self._used)
+        self._used.add(shape)
+        self._expect()
+
+    def _expect(self) -> None:
+        """How long the turn should take, so that one that takes for ever is noticed."""
+        self._turn.expected = self._latency.expected(len(self._running), self._chunks[-1])

@@ -1,0 +1,310 @@
+"""Carries out turns: with the runner below it, the only code that touches arrays.
+
+It decides nothing. No clock, random number or memory reading in it changes what happens: the same turns
+give the same tokens. What fails is put down to the row or the prompt that failed, and reported.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+from millrace.cache.operations import Keep, KeepState, Restore, Source
+from millrace.engine.batch import Batch, Drawn
+from millrace.engine.grammar import Grammars
+from millrace.engine.logprobs import Logprobs
+from millrace.engine.memory import Rectangle
+from millrace.engine.row import Row
+from millrace.engine.runner import Runner
+from millrace.engine.sampler import Sampler
+from millrace.engine.turn import (
+    Admit,
+    Begin,
+    Chunk,
+    Drop,
+    Finish,
+    Forget,
+    Forward,
+    Join,
+    Outcome,
+    Read,
+    Release,
+    Reserve,
+    RowResult,
+    Sample,
+    Turn,
+    TurnOperation,
+)
+from millrace.flight import FlightRecorder, NullRecorder
+from millrace.protocol import (
+    Choice,
+    Failed,
+    FinishReason,
+    PromptLogprobs,
+    RowTokens,
+    Step,
+    TokenLogprob,
+)
+
+if TYPE_CHECKING:
+    from millrace.cache.store import SegmentStore, StateSource
+
+log = logging.getLogger("millrace.engine")
+
+PATIENCE = 10.0
+"""Seconds that any turn may take before the front believes that it never ends."""
+UNKNOWN = 600.0
+"""The same for one that is like none before: it may compile, and a machine may be slow."""
+
+
+@dataclass
+class Prompt:
+    """A prompt that is being run, as far as the executor knows it."""
+
+    rows: list[Row]
+    tokens: list[int]
+    done: int = 0
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    @property
+    def scored(self) -> int | None:
+        """How many alternatives its own tokens are reported with; None if nobody asked."""
+        row = self.rows[0]
+        return None if row.tokens else row.request.prompt_logprobs
+
+
+class Executor:
+    def __init__(
+        self,
+        runner: Runner,
+        sampler: Sampler,
+        grammars: Grammars | None = None,
+        store: SegmentStore | None = None,
+        recorder: FlightRecorder | None = None,
+    ) -> None:
+        """`recorder` is told whose work is at hand, before it is begun."""
+        self._runner = runner
+        self._sampler = sampler
+        self._grammars = grammars
+        self._store = store
+        self._recorder = recorder or NullRecorder()
+        self._patience = 0.0
+        self._batch = Batch(runner, sampler)
+        self._rows: dict[int, Row] = {}
+        self._prompts: dict[int, Prompt] = {}
+        self._outcome = Outcome()
+        self._report: Callable[[Step], None] = lambda step: None
+        self._last_read: float | None = None
+        self._launched: list[int] = []
+        self._later: list[int] = []
+        """Requests whose chunks were launched and have not been waited for, before the last read
+        and since."""
+        self._last_chunk: int | None = None
+        """The prompt whose chunk may still be running on the device, while no row is."""
+
+    @property
+    def nbytes(self) -> int:
+        """Key-value state that is held."""
+        return self._runner.nbytes
+
+    def execute(self, turn: Turn, report: Callable[[Step], None]) -> Outcome:
+        """Carry out a turn; tokens are reported as soon as they are read."""
+        self._outcome, self._report = Outcome(), report
+        self._patience = UNKNOWN if turn.expected is None else PATIENCE + 10 * turn.expected
+        for operation in turn.operations:
+            self._carry_out(operation)
+        return self._outcome
+
+    def _carry_out(self, operation: TurnOperation) -> None:
+        match operation:
+            case Forward(guesses=guesses):
+                self._in_step(lambda: self._forward(guesses))
+            case Sample():
+                self._in_step(self._batch.sample)
+            case Read():
+                self._in_step(self._read)
+            case Chunk():
+                self._chunk(operation)
+            case Admit():
+                self._admit(operation)
+            case Begin(job=job, rows=numbers):
+                rows = [self._rows[n] for n in numbers]
+                tokens = [*rows[0].request.prompt, *rows[0].tokens]
+                self._prompts[job] = Prompt(rows, tokens)
+            case Restore(job=job):
+                self._restore(operation)
+            case Release(job=job):
+                self._runner.release(job)
+                self._prompts.pop(job, None)
+            case Reserve(slots=slots, width=width):
+                self._in_step(lambda: self._runner.reserve(Rectangle(slots, width)))
+            case Join(job=job, rows=numbers):
+                rows = [self._rows[n] for n in numbers]
+                tokens = self._prompts.pop(job).tokens
+                self._in_step(lambda: self._batch.join(job, rows, tokens))
+            case Drop(rows=numbers):
+                gone = {i for i, row in enumerate(self._batch.rows) if row.number in numbers}
+                if gone:
+                    self._in_step(lambda: self._batch.drop(gone))
+            case Finish(row=number, reason=reason):
+                row = self._rows.pop(number)
+                row.ended = True
+                self._report(Step(rows=[RowTokens(row.request.id, row.choice, [], reason)]))
+            case Forget(rows=numbers):
+                for number in numbers:
+                    if number in self._rows:
+                        self._rows.pop(number).ended = True
+            case Keep(source=source) | KeepState(source=source):
+                assert self._store is not None
+                self._store.execute(operation, self._source(source))
+            case _:
+                assert self._store is not None
+                self._store.execute(operation)
+
+    def _working(self, requests: list[int]) -> None:
+        """Name those whose work begins, and those whose work the device may not have done yet."""
+        self._recorder.working([*requests, *self._launched, *self._later], self._patience)
+
+    def _in_step(self, work: Callable[[], None]) -> None:
+        """Do a part of the batch's step. A fault loses the batch: its rows begin again."""
+        if self._outcome.step_fault is not None:
+            return
+        self._working([row.request.id for row in self._batch.rows])
+        try:
+            work()
+        except Exception as error:  # whatever a model raises: whose fault it is, is traced later
+            log.exception("the batch could not be run")
+            self._outcome.step_fault = str(error) or repr(error)
+            self._batch.reset()
+            self._rows = {n: self._again(row) for n, row in self._rows.items()}
+            self._last_read = None
+
+    def _forward(self, guesses: dict[int, list[int]]) -> None:
+        self._batch.forward(
+            [guesses.get(r.number, []) for r in self._batch.rows] if guesses else []
+        )
+
+    def _read(self) -> None:
+        step = Step()
+        for drawn in self._batch.read():
+            if not drawn.row.ended:
+                self._take(step, drawn)
+        # What was launched before these draws is done. On a device that lags, a chunk that was
+        # launched after them is named until the next read.
+        self._launched, self._later = self._later, []
+        now = time.perf_counter()
+        if self._outcome.rows and self._last_read is not None:
+            self._outcome.gap = step.seconds = now - self._last_read
+        self._last_read = now if self._outcome.rows else None
+        if step.rows:
+            self._report(step)
+
+    def _take(self, step: Step, drawn: Drawn) -> None:
+        """A row has drawn tokens; those after its end do not count."""
+        row = drawn.row
+        kept: list[int] = []
+        finish: FinishReason | None = None
+        for token in drawn.tokens:
+            if row.problem is not None:
+                break
+            kept.append(token)
+            finish = row.accept(token)
+            if finish is not None:
+                break
+        if row.problem is None:
+            scores = [drawn.logprob] if drawn.logprob else []
+            step.rows.append(RowTokens(row.request.id, row.choice, kept, finish, scores))
+        if finish is not None or row.problem is not None:
+            row.ended = True
+            self._rows.pop(row.number, None)
+        self._outcome.rows.append(
+            RowResult(row.number, kept, len(drawn.tokens), drawn.guessed, finish, row.problem)
+        )
+
+    def _admit(self, admit: Admit) -> None:
+        request = admit.request
+        self._working([request.id])
+        try:
+            for number, choice in zip(admit.rows, request.choices, strict=True):
+                self._rows[number] = Row.of(request, choice, number, self._grammars)
+        except Exception as error:  # a parameter that cannot be prepared fails its own request
+            log.exception("request %s cannot be prepared", request.id)
+            self._outcome.failed.append(Failed("invalid_request", str(error), request.id))
+
+    def _again(self, row: Row) -> Row:
+        """A row as its tokens leave it, whatever was in flight for it."""
+        choice = Choice(row.choice, row.seed, list(row.tokens))
+        return Row.of(row.request, choice, row.number, self._grammars)
+
+    def _restore(self, restore: Restore) -> None:
+        assert self._store is not None
+        caches = self._store.execute(restore)
+        assert caches is not None
+        prompt = self._prompts[restore.job]
+        prompt.done = restore.at
+        self._runner.adopt(restore.job, caches, len(prompt.tokens))
+
+    def _chunk(self, chunk: Chunk) -> None:
+        prompts = {job: self._prompts[job] for job in chunk.jobs}
+        self._working([p.rows[0].request.id for p in prompts.values()])
+        begin = time.perf_counter()
+        try:
+            if len(prompts) > 1:
+                self._together(prompts, chunk)
+            else:
+                self._run(*next(iter(prompts.items())), chunk)
+            if chunk.wait:
+                self._wait(chunk.jobs[-1])
+                self._outcome.chunk_seconds = time.perf_counter() - begin
+            else:
+                self._last_chunk = None
+            self._later += [p.rows[0].request.id for p in prompts.values()]
+            if chunk.wait:
+                self._launched, self._later = self._later, []
+        except Exception as error:  # whatever a model raises
+            log.exception("a prompt could not be run")
+            self._outcome.chunk_fault = str(error) or repr(error)
+            for job in chunk.jobs:
+                self._runner.release(job)
+                self._prompts.pop(job)
+
+    def _wait(self, job: int) -> None:
+        """Wait for the chunk before, if it was another prompt's, so that the device is never idle."""
+        last, self._last_chunk = self._last_chunk, job
+        self._runner.wait(job if last in (None, job) else last)
+
+    def _together(self, prompts: dict[int, Prompt], chunk: Chunk) -> None:
+        runs = {
+            job: prompt.tokens[: min(chunk.count, len(prompt.tokens) - 1)]
+            for job, prompt in prompts.items()
+        }
+        self._runner.together(runs, chunk.length, beside=bool(self._batch))
+        for job, run in runs.items():
+            prompts[job].done = len(run)
+
+    def _run(self, job: int, prompt: Prompt, chunk: Chunk) -> None:
+        begin, end = prompt.done, min(prompt.done + chunk.count, len(prompt.tokens) - 1)
+        if not begin:
+            self._runner.begin(job, len(prompt.tokens))
+        run = prompt.tokens[begin:end]
+        logits = self._runner.chunk(job, run, chunk.length, beside=bool(self._batch))
+        prompt.done = end
+        if (top := prompt.scored) is None:
+            return
+        follow = mx.array(prompt.tokens[begin + 1 : end + 1], mx.int32)
+        prompt.logprobs += Logprobs(logits[0], follow, top).read([top] * len(run))
+        if end == len(prompt.tokens) - 1:
+            scores = PromptLogprobs(prompt.rows[0].request.id, prompt.logprobs)
+            self._report(Step(prompt_logprobs=[scores]))
+
+    def _source(self, source: Source) -> StateSource:
+        """Whose state is to be kept."""
+        if source.kind == "job":
+            return self._runner.prompt_state(source.number)
+        place = next(i for i, r in enumerate(self._batch.rows) if r.number == source.number)
+        return self._runner.row_state(place)

@@ -1,0 +1,238 @@
+"""The one place that touches the model: it makes caches, runs chunks of prompts and steps of the batch,
+and gives logits.
+
+It knows mlx-lm's cache classes and how the batch lies in memory, and decides nothing: what runs, how
+large the batch's memory is and when a prompt joins, it is told. Prompts go by the number of their job,
+rows by their place in the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import KVCache, make_prompt_cache
+
+from millrace.cache.state import KVSegment, Layout, StateCheckpoint, checkpoint_of, from_caches
+from millrace.engine.measure import cost_of
+from millrace.engine.memory import NOTHING, Rectangle, StateCost, capacity
+from millrace.engine.shapes import Shapes
+from millrace.engine.slots import LayerShape, Positions, SlotKVCache
+
+ForwardPass = Callable[[Any, mx.array, list[Any]], mx.array]
+"""Runs a chunk of tokens through a model on top of caches; returns its logits."""
+
+
+def whole(model: Any, chunk: mx.array, caches: list[Any]) -> mx.array:
+    """A chunk as one run."""
+    logits: mx.array = model(chunk, cache=caches)
+    return logits
+
+
+class Runner:
+    def __init__(
+        self,
+        model: Any,
+        used: list[Any] | None = None,
+        *,
+        forward: ForwardPass = whole,
+        recurring: bool = False,
+    ) -> None:
+        """`used` are caches that a prompt has run on; without them, one token is run here."""
+        self._model = model
+        self._forward = forward
+        if used is None:
+            used = make_prompt_cache(model)
+            mx.eval(model(mx.array([[0]], mx.int32), cache=used))
+        self.cost: StateCost = cost_of(used)
+        self._shapes = {i: LayerShape.of(c) for i, c in enumerate(used) if type(c) is KVCache}
+        self.layout = Layout.of(model)
+        self.trimmable = len(self._shapes) == len(used)
+        """Whether every layer can take back tokens: guesses that turn out wrong, a padded end."""
+        self.shapes = Shapes(recurring, padding=self.trimmable)
+        self._prompts: dict[int, list[Any]] = {}
+        self._positions = Positions(self.shapes)
+        self._batch: list[Any] = []
+        self._size = NOTHING
+
+    # Prompts
+
+    def make_caches(self) -> list[Any]:
+        """Empty caches of a single row."""
+        caches: list[Any] = make_prompt_cache(self._model)
+        return caches
+
+    def begin(self, job: int, length: int) -> None:
+        """Make room for a prompt of so many tokens."""
+        caches = self.make_caches()
+        for i, shape in self._shapes.items():
+            caches[i] = shape.prompt(capacity(length))
+        self._prompts[job] = caches
+
+    def adopt(self, job: int, caches: list[Any], length: int) -> None:
+        """Go on with a prompt of so many tokens from state that is there already."""
+        for i, shape in self._shapes.items():
+            caches[i] = shape.widened(caches[i], capacity(length))
+        self._prompts[job] = caches
+
+    def prompt_state(self, job: int) -> PromptState:
+        """A prompt's state, for the prefix cache to keep."""
+        return PromptState(self.layout, self._prompts[job])
+
+    def release(self, job: int) -> None:
+        self._prompts.pop(job, None)
+
+    def chunk(self, job: int, tokens: Sequence[int], length: int, *, beside: bool) -> mx.array:
+        """Launch the next tokens of a prompt, padded to `length`; returns their logits.
+
+        `beside` says that rows are running: the chunk is launched without waiting for anything.
+        """
+        caches = self._prompts[job]
+        padded = [*tokens, *[0] * (length - len(tokens))]
+        forward = whole if beside else self._forward
+        logits = forward(self._model, mx.array([padded], mx.int32), caches)
+        if length > len(tokens):
+            for cache in caches:
+                cache.trim(length - len(tokens))
+        mx.async_eval([c.state for c in caches])
+        return logits[:, : len(tokens)]
+
+    def together(self, runs: Mapping[int, Sequence[int]], length: int, *, beside: bool) -> None:
+        """Launch the first tokens of several prompts as one run, each padded to `length`.
+
+        What stands after the end of a shorter one is cut off: nothing before it looks there.
+        """
+        shared = self.make_caches()
+        padded = [[*run, *[0] * (length - len(run))] for run in runs.values()]
+        forward = whole if beside else self._forward
+        forward(self._model, mx.array(padded, mx.int32), shared)
+        for row, (job, run) in enumerate(runs.items()):
+            self._prompts[job] = [_cut(cache, row, len(run)) for cache in shared]
+        mx.async_eval([c.state for job in runs for c in self._prompts[job]])
+
+    def wait(self, job: int) -> None:
+        if job in self._prompts:
+            mx.eval([c.state for c in self._prompts[job]])
+
+    # The batch
+
+    def __len__(self) -> int:
+        return len(self._positions.lens)
+
+    @property
+    def nbytes(self) -> int:
+        held: int = sum(c.nbytes for caches in self._prompts.values() for c in caches)
+        return held + sum(int(c.nbytes) for c in self._batch if c is not None)
+
+    def reserve(self, size: Rectangle) -> None:
+        if not self._batch:
+            self._batch = self._empty_batch()
+        for cache in self._batch:
+            if isinstance(cache, SlotKVCache):
+                cache.resize(size, len(self))
+        self._size = size
+
+    def join(self, job: int, copies: int, length: int) -> None:
+        """Add so many rows that go on from a prompt's state after `length` tokens."""
+        caches = self._prompts.pop(job, None) or self.make_caches()
+        first = len(self)
+        if not self._batch:
+            self._batch = self._empty_batch()
+        for i, (mine, theirs) in enumerate(zip(self._batch, caches, strict=True)):
+            if isinstance(mine, SlotKVCache):
+                mine.join(first, theirs, copies)
+                continue
+            merged = theirs.merge([theirs] * copies)
+            if mine is None:
+                self._batch[i] = merged
+            else:
+                mine.extend(merged)
+        self._positions.lens += [length] * copies
+
+    def keep_rows(self, order: list[int]) -> None:
+        """The batch becomes these of its rows, in this order."""
+        lens = self._positions.lens
+        if not order:
+            self.empty()
+            return
+        index = mx.array(order, mx.int32)
+        for cache in self._batch:
+            if isinstance(cache, SlotKVCache):
+                for target, source in enumerate(order):
+                    if target != source:
+                        cache.move(source, target, lens[source])
+            else:
+                cache.filter(index)
+        self._positions.lens = [lens[i] for i in order]
+
+    def empty(self) -> None:
+        """Let go of the batch and its memory."""
+        self._batch, self._size = [], NOTHING
+        self._positions.lens = []
+
+    def step(self, inputs: mx.array) -> mx.array:
+        """Launch the model on one or several tokens of each row; returns logits of them all.
+
+        Of one token each, the state advances with the launch; of several, `advance` says how far.
+        """
+        positions, rows = self._positions, inputs.shape[0]
+        positions.begin(inputs.shape[1], self._size.slots if self.trimmable else None)
+        if positions.rows > rows:
+            inputs = mx.pad(inputs, ((0, positions.rows - rows), (0, 0)))
+        logits: mx.array = self._model(inputs, cache=self._batch)
+        if inputs.shape[1] == 1:
+            self.advance([1] * rows)
+        return logits[:rows]
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        self._positions.end(tokens)
+
+    def row_state(self, row: int) -> RowState:
+        """A row's state, for the prefix cache to keep."""
+        length = self._positions.lens[row]
+        slots = [c.view(row, length) if isinstance(c, SlotKVCache) else None for c in self._batch]
+        return RowState(self.layout, slots, self._batch, row)
+
+    def _empty_batch(self) -> list[Any]:
+        """Where the layers' batched state goes; None is filled by the first row's own `merge`."""
+        count = len(self.make_caches())
+        return [
+            SlotKVCache(self._positions, self._shapes[i]) if i in self._shapes else None
+            for i in range(count)
+        ]
+
+
+class PromptState:
+    """The state of a prompt that runs by itself."""
+
+    def __init__(self, layout: Layout, caches: list[Any]) -> None:
+        self._layout = layout
+        self._caches = caches
+
+    def segment(self, start: int, end: int, pack: bool) -> KVSegment:
+        return from_caches(self._layout, self._caches, start, end, pack)
+
+    def checkpoint(self) -> StateCheckpoint:
+        return checkpoint_of(self._layout, self._caches)
+
+
+class RowState(PromptState):
+    """The state of a row of the batch."""
+
+    def __init__(self, layout: Layout, slots: list[Any], batch: list[Any], row: int) -> None:
+        super().__init__(layout, slots)
+        self._batch = batch
+        self._row = row
+
+    def checkpoint(self) -> StateCheckpoint:
+        alone = {i: self._batch[i].extract(self._row) for i in self._layout.rest}
+        return checkpoint_of(self._layout, alone)
+
+
+def _cut(shared: KVCache, row: int, length: int) -> KVCache:
+    cache = KVCache()
+    cache.keys = mx.contiguous(shared.keys[row : row + 1, :, :length])
+    cache.values = mx.contiguous(shared.values[row : row + 1, :, :length])
+    cache.offset = length
+    return cache

@@ -1,0 +1,152 @@
+"""A turn of the engine as data: what the decider wants done, and what came of it.
+
+A turn is a list of operations, carried out in order. Together with the requests in it, it says all
+that an executor needs: a recorded list of turns replays to the same tokens, and ranks beside the
+first need nothing else. Nothing here knows arrays or clocks.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from millrace.cache.operations import AnyOperation, Operation
+from millrace.protocol import Failed, FinishReason, Prefilled, Submit
+
+
+class Admit(Operation, frozen=True):
+    """A request and the numbers of its rows, one for each of its choices."""
+
+    request: Submit
+    rows: list[int]
+
+
+class Begin(Operation, frozen=True):
+    """A prompt is going to run, for these rows; they have the same tokens behind them."""
+
+    job: int
+    rows: list[int]
+
+
+class Chunk(Operation, frozen=True):
+    """Run the next tokens of these prompts side by side, up to `count` of each."""
+
+    jobs: list[int]
+    count: int
+    length: int
+    """What the run is padded to at its end: at least `count`."""
+    wait: bool = False
+    """Nobody waits for tokens: the host waits for the device, so that it hears in between."""
+
+
+class Release(Operation, frozen=True):
+    """A prompt is given up, and its state with it."""
+
+    job: int
+
+
+class Join(Operation, frozen=True):
+    """Rows of a prompt that has run to its last token enter the batch."""
+
+    job: int
+    rows: list[int]
+
+
+class Drop(Operation, frozen=True):
+    """Rows leave the batch. A draw that has not been read is still theirs."""
+
+    rows: list[int]
+
+
+class Reserve(Operation, frozen=True):
+    """The memory of the batch becomes this large: rows, and tokens of each."""
+
+    slots: int
+    width: int
+
+
+class Forward(Operation, frozen=True):
+    """Launch the model on every row's last token, and on what is guessed to follow it."""
+
+    guesses: dict[int, list[int]]
+    """By row; of those without, nothing is guessed."""
+
+
+class Read(Operation, frozen=True):
+    """Take the tokens that were drawn and not read yet."""
+
+
+class Sample(Operation, frozen=True):
+    """Launch the draws from the logits of the last forward pass."""
+
+
+class Finish(Operation, frozen=True):
+    """A row ends for a reason that is not in its tokens."""
+
+    row: int
+    reason: FinishReason
+
+
+class Forget(Operation, frozen=True):
+    """These rows are over: what is still drawn for them is thrown away."""
+
+    rows: list[int]
+
+
+EngineOperation = (
+    Admit
+    | Begin
+    | Chunk
+    | Release
+    | Join
+    | Drop
+    | Reserve
+    | Forward
+    | Read
+    | Sample
+    | Finish
+    | Forget
+)
+TurnOperation = EngineOperation | AnyOperation
+
+
+class Turn(msgspec.Struct):
+    number: int
+    operations: list[TurnOperation] = []
+    progress: list[Prefilled] = []
+    """How far prompts are once the turn has been carried out."""
+    refused: list[Failed] = []
+    expected: float | None = None
+    """Seconds that it should take; None if nothing like it was ever measured."""
+
+
+class RowResult(msgspec.Struct):
+    """What a row has generated."""
+
+    row: int
+    tokens: list[int]
+    advanced: int = 1
+    """Tokens of its state that are good, beside those before the step."""
+    guessed: int = 0
+    finish: FinishReason | None = None
+    problem: str | None = None
+    """Why it cannot go on; the others can."""
+
+
+class Outcome(msgspec.Struct):
+    """What came of a turn, for the next decision."""
+
+    rows: list[RowResult] = []
+    failed: list[Failed] = []
+    """Requests that could not be admitted."""
+    step_fault: str | None = None
+    """The batch could not be run: nothing of it is left, and its rows have only what was read."""
+    chunk_fault: str | None = None
+    """The chunk could not be run; the state of its prompts is gone."""
+    gap: float | None = None
+    """Seconds between the last two reads."""
+    chunk_seconds: float | None = None
+    """What a chunk took by itself, where the host waited for it."""
+
+
+encoder = msgspec.msgpack.Encoder()
+decoder = msgspec.msgpack.Decoder(Turn)

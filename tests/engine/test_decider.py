@@ -1,0 +1,206 @@
+"""The decider alone, in simulated time: nobody starves, memory holds, priority counts, faults are found."""
+
+from __future__ import annotations
+
+import pytest
+from engine.world import World
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millrace.engine.latency_model import GAP_IN_STEPS
+from millrace.engine.scheduler import PRIORITY_SECONDS
+from millrace.engine.turn import decoder, encoder
+from millrace.protocol import Abort, AbortChoice
+
+asked = st.tuples(
+    st.integers(0, 1200),  # prompt
+    st.integers(1, 30),  # output
+    st.integers(1, 3),  # width
+    st.integers(-2, 2),  # priority
+)
+kinds = st.sampled_from([(False, False), (True, False), (True, True)])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(asked, max_size=12), st.integers(1, 6), st.integers(3000, 30_000), kinds)
+def test_everyone_finishes_once_and_the_memory_holds(
+    tasks: list[tuple[int, int, int, int]], rows: int, limit: int, kind: tuple[bool, bool]
+) -> None:
+    world = World(rows=rows, limit=limit, pipelined=kind[0], recurring=kind[1])
+    for id, (size, output, width, priority) in enumerate(tasks):
+        world.submit(id, size, output, width=width, priority=priority)
+    world.run()
+    wanted = [(i, k) for i, task in enumerate(tasks) for k in range(task[2])]
+    assert sorted(world.finished) == wanted
+    assert not world.failed
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(asked, st.integers(0, 6), st.booleans()), max_size=12),
+    st.integers(1, 5),
+    st.integers(3000, 20_000),
+    st.booleans(),
+)
+def test_aborts_at_any_time_leave_nothing_behind(
+    tasks: list[tuple[tuple[int, int, int, int], int, bool]], rows: int, limit: int, pipelined: bool
+) -> None:
+    world = World(rows=rows, limit=limit, pipelined=pipelined)
+    for id, ((size, output, width, priority), pause, one) in enumerate(tasks):
+        world.submit(id, size, output, width=width, priority=priority)
+        for _ in range(pause):
+            world.turn()
+        if id % 2:
+            world.put(AbortChoice(id, 0) if one else Abort(id))
+    world.run()
+    done = {id for id, _ in world.finished}
+    assert {i for i in range(len(tasks)) if i % 2 == 0} <= done
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1000, 4000), st.integers(1, 50), st.integers(0, 3))
+def test_a_long_prompt_is_not_starved_by_a_stream_of_short_ones(
+    size: int, short: int, priority: int
+) -> None:
+    world = World(rows=3)
+    world.submit(0, size)
+    bound = size * World.TOKEN + priority * PRIORITY_SECONDS
+    id = 0
+    while 0 not in world.first:
+        if world.decider._scheduler.waiting < 8:
+            id += 1
+            world.submit(id, short, priority=priority)
+        world.turn()
+        assert world.now < 12 * (bound + 20), "the long prompt starves"
+
+
+@pytest.mark.parametrize("width", [4, 7])
+def test_a_wide_request_is_not_starved_by_single_ones(width: int) -> None:
+    world = World(rows=4)
+    for id in range(1, 9):
+        world.submit(id, 30, 20)
+    for _ in range(10):
+        world.turn()
+    world.submit(0, 30, 20, width=width)
+    id = 10
+    while sum(1 for done, _ in world.finished if done == 0) < width:
+        if world.decider._scheduler.waiting < 8:
+            id += 1
+            world.submit(id, 30, 20)
+        world.turn()
+        assert world.now < 120, "the wide request starves"
+    assert id < 80, "others passed it"
+
+
+def test_a_long_prompt_gets_its_memory_while_short_ones_keep_coming() -> None:
+    world = World(rows=8, limit=16_000)
+    for id in range(1, 9):
+        world.submit(id, 200, 30)
+    for _ in range(10):
+        world.turn()
+    world.submit(0, 5000, 5)
+    id = 10
+    while 0 not in world.first:
+        if world.decider._scheduler.waiting < 8:
+            id += 1
+            world.submit(id, 200, 30)
+        world.turn()
+        assert world.now < 100, "the long prompt starves"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 500), st.lists(st.integers(-5, 5), min_size=2, max_size=8, unique=True))
+def test_among_equals_the_higher_priority_goes_first(size: int, priorities: list[int]) -> None:
+    world = World(rows=1)
+    for id, priority in enumerate(priorities):
+        world.submit(id, size, priority=priority)
+    world.run()
+    assert [priorities[id] for id in world.first] == sorted(priorities, reverse=True)
+
+
+def test_a_short_prompt_passes_a_long_one_that_has_begun() -> None:
+    world = World()
+    world.submit(0, 4000)
+    while world.now < 1.0:
+        world.turn()
+    world.submit(1, 20)
+    world.run()
+    assert world.first == [1, 0]
+
+
+def test_what_is_more_important_takes_the_memory_of_what_is_less() -> None:
+    world = World(rows=4, limit=8192)
+    world.submit(0, 3000, 400, priority=-1)
+    while 0 not in world.first:
+        world.turn()
+    world.submit(1, 3000, 5, priority=1)
+    while 1 not in world.first:
+        world.turn()
+        assert world.now < 60, "a priority is turned round"
+    world.run()
+    assert sorted(world.finished) == [(0, 0), (1, 0)]
+
+
+def test_a_row_that_has_all_the_memory_ends_where_it_ends() -> None:
+    for pipelined in (False, True):
+        world = World(limit=1024, pipelined=pipelined)
+        world.submit(0, 500, 5000)
+        world.run()
+        assert world.finished == [(0, 0)]
+        assert not world.failed
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 9), st.data(), st.booleans())
+def test_a_fault_is_traced_to_the_rows_that_cause_it(
+    count: int, data: st.DataObject, pipelined: bool
+) -> None:
+    guilty = data.draw(st.sets(st.integers(0, count - 1), max_size=2))
+    world = World(rows=count, pipelined=pipelined, poison=lambda request: request.id in guilty)
+    for id in range(count):
+        world.submit(id, 20 + 10 * id, 30)
+    world.run()
+    assert set(world.failed) == guilty
+    assert sorted(world.finished) == [(i, 0) for i in range(count) if i not in guilty]
+
+
+def test_a_chunk_that_fails_is_put_down_to_one_prompt() -> None:
+    world = World(rows=8, poisoned_prompt=lambda request: request.id == 3)
+    for id in range(6):
+        world.submit(id, 60 + id)
+    world.run()
+    assert any(count > 1 for count, _ in world.chunks), "no prompts were run together"
+    assert set(world.failed) == {3}
+    assert sorted(world.finished) == [(i, 0) for i in range(6) if i != 3]
+
+
+def test_running_streams_feel_chunks_only_so_much() -> None:
+    world = World(rows=4)
+    for id in range(3):
+        world.submit(id, 20, 300)
+    while len(world.first) < 3:
+        world.turn()
+    world.gaps.clear()
+    world.submit(9, 3000, 2)
+    while 9 not in world.first:
+        world.turn()
+    assert max(world.gaps) <= 1.1 * GAP_IN_STEPS * World.STEP
+
+
+def test_lengths_recur_where_they_should() -> None:
+    world = World(rows=64, recurring=True, pipelined=True, chunk=2048, token=2e-5)
+    for id in range(64):
+        world.submit(id, 200 + (id * 37) % 600, 8)
+    world.run()
+    assert {length % 128 for _, length in world.chunks} == {0}
+    assert {count & (count - 1) for count, _ in world.chunks} == {0}
+    assert sum(c * n for c, n in world.chunks) <= 1.3 * sum(200 + (i * 37) % 600 for i in range(64))
+
+
+def test_turns_are_plain_data() -> None:
+    world = World(rows=3, limit=4000)
+    for id in range(6):
+        world.submit(id, 150 * id, 9, width=1 + id % 2)
+    while world._inbox or world.decider.busy:
+        turn = world.turn()
+        assert decoder.decode(encoder.encode(turn)) == turn

@@ -1,0 +1,66 @@
+"""How long things take, as it is learnt, and the size of chunks that follows from it."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.engine.latency_model import GAP_IN_STEPS, SMALLEST_CHUNK, LatencyModel
+
+
+def test_chunks_follow_the_step_to_come_and_the_wish() -> None:
+    latency = LatencyModel(512)
+    assert latency.chunk(2000, 0) == 500
+    for _ in range(10):
+        latency.saw_step(4, 0.1)
+        latency.saw_step(8, 0.15)
+    assert 7 <= latency.limit(4) == latency.limit(4, coming=1) <= 8, (
+        "a chunk may cost a step beside its tokens, and a token a part of one"
+    )
+    for tokens in (50, 100) * 15:
+        latency.saw_gap(4, tokens, 0.1 + tokens / 1000)
+    assert 149 <= latency.limit(4) <= 150
+    assert latency.limit(4, coming=5) == 200, "what so large a chunk takes has not been seen"
+    latency.saw_chunk(250, 0.25)
+    assert 274 <= latency.limit(4, coming=5) <= 275
+    assert latency.chunk(2000, 4, coming=5) == 250
+    assert latency.chunk(7, 4) == 7
+    wish = LatencyModel(512, max_stall=0.3)
+    wish.saw_step(4, 0.1)
+    for tokens in (50, 100):
+        wish.saw_gap(4, tokens, 0.1 + tokens / 1000)
+    assert 199 <= wish.limit(4, coming=4) <= 200
+
+
+@given(
+    base=st.floats(0, 3), token=st.floats(1 / 300, 1 / 4), step=st.floats(0.005, 0.3),
+    drift=st.floats(0.998, 1.002),
+)  # fmt: skip
+def test_chunks_find_their_size_whatever_they_take(
+    base: float, token: float, step: float, drift: float
+) -> None:
+    latency = LatencyModel(512)
+    for _ in range(10):
+        latency.saw_step(4, step)
+    base, token = base * step, token * step
+    gaps, sizes, fitting, dear = [], [], [], []
+    for _ in range(200):
+        sizes.append(latency.limit(4))
+        gaps.append(step + base + sizes[-1] * token)
+        latency.saw_gap(4, sizes[-1], gaps[-1])
+        fitting.append((1.5 * step - base) / token)
+        dear.append(base + 32 * token > 1.2 * step)
+        base *= drift
+    for gap, size, no_way in zip(gaps[150:], sizes[150:], dear[80:130], strict=True):
+        # Where a chunk of any size takes too long, one must be worth it.
+        assert size == SMALLEST_CHUNK or gap <= 1.2 * GAP_IN_STEPS * step or no_way
+    assert sizes[-1] >= min(512, 0.5 * min(fitting[150:])) - 2, (sizes[-1], fitting[-1])
+
+
+def test_steps_that_were_not_measured_are_judged_from_those_that_were() -> None:
+    latency = LatencyModel(512)
+    assert latency.step(3) == 0.0
+    latency.saw_step(1, 0.1)
+    assert latency.step(1) < latency.step(6) == 0.2
+    latency.saw_step(5, 0.3)
+    assert abs(latency.step(3) - 0.2) < 1e-9
