@@ -401,19 +401,21 @@ class Decider:
     def _leave(self) -> None:
         """Drop the rows that are done, and those that the memory no longer has room for."""
         leaving = [s for s in self._running if s.phase is Phase.ENDED or s.spent]
-        staying = [s for s in self._running if s not in leaving]
+        staying = [s for s in self._running if s not in leaving] if leaving else self._running
         groups = [j.group for j in self._scheduler.jobs()]
         demoted, yielding = self._scheduler.victims(staying)
         if self._quarantine.apart(staying, groups):
             yielding = staying
         else:
-            jobs, rows = self._scheduler.displaced([s for s in staying if s not in yielding])
+            after = [s for s in staying if s not in yielding] if yielding else staying
+            jobs, rows = self._scheduler.displaced(after)
             demoted, yielding = demoted + jobs, yielding + rows
         for job in demoted:
             self._demote(job)
         for seat in yielding:
             log.info("request %s gives way to others", seat.request.id)
-        staying = [s for s in staying if s not in yielding]
+        if yielding:
+            staying = [s for s in staying if s not in yielding]
         if len(staying) == 1 and not self._scheduler.coming:
             staying, leaving = self._alone(staying, leaving)
         gone = [*leaving, *yielding]

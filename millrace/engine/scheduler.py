@@ -193,6 +193,8 @@ class Scheduler:
     def victims(self, seats: Sequence[Seat]) -> tuple[list[Job], list[Seat]]:
         """What must leave so that the next step fits the memory; the last one may stay."""
         either: list[Job | Seat] = [*seats, *self.coming]
+        if self._fits(either):
+            return [], []
         kept = sorted(either, key=lambda e: (-e.priority, e.arrived, e.number))
         gone: list[Job | Seat] = []
         while len(kept) > 1 and not self._fits(kept):
@@ -206,7 +208,7 @@ class Scheduler:
 
     def displaced(self, seats: Sequence[Seat]) -> tuple[list[Job], list[Seat]]:
         """What of lower priority gives way to the first in the queue, where that makes room."""
-        first = self._overdue(seats)
+        first = self._overdue(seats) if self._waiting else None
         if first is None:
             return [], []
         # What has waited long enough has caught up with what is more important.
