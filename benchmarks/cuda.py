@@ -26,13 +26,12 @@ from millrace.cache.state import measured_sizes
 from millrace.cache.store import SegmentStore
 from millrace.config import EngineConfig
 from millrace.engine.assembly import assemble
-from millrace.engine.decider import Seen
 from millrace.engine.memory import Budget
 from millrace.engine.runner import Runner
 from millrace.engine.sampler import Sampler
 from millrace.engine.sampling import DeviceSampling
 from millrace.engine.transport import ThreadTransport
-from millrace.engine.turn import Chunk, Forward, Reserve, Turn
+from millrace.engine.turn import Chunk, Forward, Reserve, Seen, Turn
 from millrace.engine.warmup import warm_up
 from millrace.models.placement import place
 from millrace.protocol import CacheQuery, Choice, FromEngine, Sampling, Step, Submit

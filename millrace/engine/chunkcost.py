@@ -31,6 +31,8 @@ class ChunkCost:
         self._small = 0
         self._since_small = 0
         self._small_seconds = 0.0
+        self._large: tuple[int, float] | None = None
+        """The last chunk of many tokens, and what it took."""
         self._weight = 0.0
         self._tokens = 0.0
         self._seconds = 0.0
@@ -47,14 +49,13 @@ class ChunkCost:
         return self._small_seconds if self._small >= _SMALL_ENOUGH else None
 
     @property
-    def worth(self) -> int | None:
-        """How many tokens take as long as a small chunk does; None if that is not known."""
-        if self.least is None:
-            return None
-        size, time = self._tokens / self._weight, self._seconds / self._weight
-        # Between a small chunk and the usual one: the line alone hopes for too much.
-        seen = (time - self.least) / (size - SMALL) if size > SMALL else 0.0
-        return int(self.least / max(self.token, seen))
+    def worth(self) -> int:
+        """How many tokens take as long as a small chunk does; a try, if that is not known."""
+        if self.least is None or self._large is None:
+            return 4 * SMALL
+        tokens, seconds = self._large
+        each = max((seconds - self.least) / (tokens - SMALL), 1e-9)
+        return int(self.least / each)
 
     def of(self, tokens: int) -> float:
         return self.base + tokens * self.token
@@ -73,6 +74,8 @@ class ChunkCost:
             self._small += 1
         elif self._since_small > _FORGOTTEN:
             self._small = 0
+        if tokens >= 4 * SMALL:
+            self._large = (tokens, seconds)
         self._fit()
 
     def _fit(self) -> None:

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections import deque
 from typing import cast
 
 import msgspec
 
 from millrace.cache.index import PrefixIndex
-from millrace.cache.observations import AnyObservation
 from millrace.cache.residency import Operations
 from millrace.engine.books import Job, Phase, Seat, Stage, grouped
 from millrace.engine.cache_use import CacheUse
 from millrace.engine.latency_model import LatencyModel
+from millrace.engine.learning import Learning
 from millrace.engine.memory import NOTHING, Budget, capacity
 from millrace.engine.quarantine import Quarantine
 from millrace.engine.scheduler import Scheduler
@@ -40,6 +39,7 @@ from millrace.engine.turn import (
     Reserve,
     RowResult,
     Sample,
+    Seen,
     Turn,
     TurnOperation,
 )
@@ -62,15 +62,6 @@ class Settings(msgspec.Struct, frozen=True):
     speculate: int = 0
     pipelined: bool = False
     """Whether a step is launched before the tokens of the last one are read."""
-
-
-class Seen(msgspec.Struct):
-    """All that a decision depends on beside what was decided before."""
-
-    now: float
-    messages: list[ToEngine] = []
-    outcome: Outcome = msgspec.field(default_factory=Outcome)
-    disk: list[AnyObservation] = []
 
 
 class Decider:
@@ -101,6 +92,9 @@ class Decider:
         self._speculation = (
             Speculation(settings.speculate, self._latency) if settings.speculate else None
         )
+        self._learning = Learning(self._latency, self._speculation, pipelined=settings.pipelined)
+        self._guessing = False
+        """The last step had guesses: how far its rows have come is known when it has been read."""
         self._quarantine = Quarantine()
         self._numbers = itertools.count(1)
         self._turns = itertools.count(1)
@@ -113,17 +107,10 @@ class Decider:
         self._size = NOTHING
         self._chunk: list[tuple[Job, int]] = []
         """The prompts of the last turn's chunk, and how many tokens of each it ran."""
-        self._launched = 0
-        """Tokens of the step in flight, guesses included."""
         self._drawn = False
         """There are draws that nobody has read."""
-        self._chunks: deque[int] = deque([0, 0, 0], maxlen=3)
-        """Prompt tokens launched in the last turns."""
-        self._used: set[tuple[int, ...]] = set()
-        """Shapes that have been run before: what the first run takes teaches nothing."""
         self.again: float | None = None
         """In how many seconds there is something to decide, even if nothing happens."""
-        self._novel: deque[bool] = deque([False] * 3, maxlen=3)
 
     # What others ask
 
@@ -212,7 +199,7 @@ class Decider:
             self._step_fault(outcome.step_fault)
         elif outcome.rows:
             self._quarantine.stepped(self._running)
-        self._learn_times(outcome)
+        self._learning.learn(outcome)
         self._learn_chunk(outcome)
 
     def _take(self, seat: Seat, result: RowResult) -> None:
@@ -221,7 +208,7 @@ class Decider:
         seat.tokens += result.tokens
         if result.guessed and self._speculation is not None:
             self._speculation.confirmed(seat, result.guessed, result.advanced - 1)
-        if seat.phase is Phase.RUNNING and self._launched > len(self._running):
+        if seat.phase is Phase.RUNNING and self._guessing:
             seat.held += result.advanced
         if result.problem is not None:
             self._fail(seat.request.id, result.problem)
@@ -269,33 +256,6 @@ class Decider:
                 self._fail(seat.request.id, f"The model could not be run on this request: {text}")
             else:
                 self._requeue(seat)
-
-    def _learn_times(self, outcome: Outcome) -> None:
-        """Learn from the time between two reads: a decode step, and the chunk that ran beside it.
-
-        Whether that was the last turn's chunk or the one before depends on how far the device lags
-        behind the host, so a step counts as undisturbed only without either.
-        """
-        if outcome.chunk_seconds is not None and self._chunk and not self._novel[-1]:
-            tokens = self._chunks[-1]
-            self._latency.saw_chunk(tokens, outcome.chunk_seconds)
-        # The last chunk runs after what was read. How far the device lags behind is not known where
-        # it is not waited for.
-        beside = slice(0, 2) if self._settings.pipelined else slice(1, 2)
-        before = list(self._chunks)[beside]
-        if outcome.gap is None or any(list(self._novel)[beside]):
-            return
-        rows = len(outcome.rows)
-        extra = 0.0
-        if self._speculation is not None:
-            extra = self._speculation.extra(self._launched, rows)
-            self._latency.saw_guesses(extra)
-        if tokens := max(before):
-            self._latency.saw_gap(rows, tokens, outcome.gap - extra)
-        elif self._speculation is not None and self._launched > rows:
-            self._speculation.saw_step(self._launched, outcome.gap)
-        else:
-            self._latency.saw_step(rows, outcome.gap)
 
     def _learn_chunk(self, outcome: Outcome) -> None:
         chunk, self._chunk = self._chunk, []
@@ -471,13 +431,13 @@ class Decider:
             seat.phase, seat.held = Phase.RUNNING, job.length - 1
         self._running += job.seats
 
-    def _reserve(self, job: Job | None = None, ahead: int = 0) -> None:
-        """Have memory for the rows that run, those that join, and a step of theirs."""
+    def _reserve(self, job: Job | None = None, more: int = 1) -> None:
+        """Have memory for the rows that run, those that join, and so many more tokens of each."""
         lengths = [s.held for s in self._running]
         if job is not None:
             lengths += [job.length - 1] * job.width
         others = sum(self._budget.row(j.length) for j in self._scheduler.coming)
-        width = max(lengths) + 1 + ahead
+        width = max(lengths) + more
         size = self._budget.size(self._size, len(lengths), width, others)
         if size != self._size:
             self._size = size
@@ -488,12 +448,14 @@ class Decider:
         if not self._running:
             if self._drawn:
                 operations.append(Read())
-            self._launched, self._drawn = 0, False
+            self._guessing = self._drawn = False
+            self._learning.step(0, 0)
             return
         guesses = self._guesses()
         ahead = max(map(len, guesses.values()), default=0)
-        self._launched = len(self._running) * (1 + ahead)
-        self._reserve(ahead=ahead)
+        self._guessing = bool(ahead)
+        self._learning.step(len(self._running), ahead)
+        self._reserve(more=1 + ahead)
         operations.append(Forward(guesses))
         if self._settings.pipelined:
             if self._drawn:
@@ -529,28 +491,23 @@ class Decider:
     def _next_chunk(self) -> None:
         planned = self._scheduler.next_chunk(self._running, self._now)
         if self._running:
-            self._reserve()  # what has been started needs room, too
-        if planned is None:
-            self._chunks.append(0)
-            self._novel.append(False)
-            self._expect()
-            return
-        jobs, count = planned
+            self._reserve(more=0)  # what has been started needs room, too
+        if planned is not None:
+            self._run_chunk(*planned)
+        else:
+            self._learning.chunk(0, None)
+        self._turn.expected = self._learning.expected(len(self._running))
+
+    def _run_chunk(self, jobs: list[Job], count: int) -> None:
         length = self._shapes.length(count)
         if len(jobs) == 1:
-            if jobs[0].wants_logprobs:
+            job = jobs[0]
+            if job.wants_logprobs:
                 count = length = min(count, LOGPROB_CHUNK)
-            elif count < jobs[0].left:
+            elif count < job.left:
                 length = count
-            length = max(count, min(length, capacity(jobs[0].length) - jobs[0].done))
+            length = max(count, min(length, capacity(job.length) - job.done))
         self._chunk = [(job, min(count, job.left)) for job in jobs]
         self._out.append(Chunk([j.number for j in jobs], count, length, wait=not self._running))
-        self._chunks.append(len(jobs) * length)
-        shape = (len(jobs), length, jobs[0].done + length) if self._shapes.recurring else ()
-        self._novel.append(bool(shape) and shape not in self._used)
-        self._used.add(shape)
-        self._expect()
-
-    def _expect(self) -> None:
-        """How long the turn should take, so that one that takes for ever is noticed."""
-        self._turn.expected = self._latency.expected(len(self._running), self._chunks[-1])
+        shape = (len(jobs), length, jobs[0].done + length) if self._shapes.recurring else None
+        self._learning.chunk(len(jobs) * length, shape)

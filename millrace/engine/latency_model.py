@@ -20,6 +20,7 @@ _GUESSED_GROWTH = 0.2
 """How much of a one-row step each further row adds, before it has been measured."""
 _GUESSED_TOKEN = 1 / 16
 """How much of a step a prompt token takes, before it has been measured."""
+_CLEARLY = 1.2
 _GUESSED_WORTH = 24
 """How many tokens cost what a chunk costs by itself, at least."""
 IDLE_SECONDS = 2.0
@@ -110,9 +111,9 @@ class LatencyModel:
             tokens = (spare - self._cost.base) / self._cost.token
             tokens = min(tokens, GROWTH * self._cost.largest)
             # Where even a small chunk takes more than the gap, small ones only make more gaps.
-            least, worth = self._cost.least, self._cost.worth
-            if least is not None and worth is not None and least > spare:
-                tokens = max(tokens, worth)
+            least = self._cost.least
+            if least is not None and least > _CLEARLY * spare:
+                tokens = max(tokens, self._cost.worth)
         return max(SMALLEST_CHUNK, min(self._chunk, int(tokens)))
 
     def chunk(self, left: int, running: int, coming: int = 0) -> int:

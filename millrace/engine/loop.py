@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from millrace.cache.observations import AnyObservation
-from millrace.engine.decider import Decider, Seen
+from millrace.engine.decider import Decider
 from millrace.engine.executor import UNKNOWN, Executor
 from millrace.engine.grammar import Grammars, PendingGrammar
 from millrace.engine.transport import Transport
-from millrace.engine.turn import Outcome, Turn
+from millrace.engine.turn import Outcome, Seen, Turn
 from millrace.errors import MillraceError
 from millrace.flight import FlightRecorder, NullRecorder
 from millrace.protocol import (

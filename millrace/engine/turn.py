@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import msgspec
 
+from millrace.cache.observations import AnyObservation
 from millrace.cache.operations import AnyOperation, Operation
-from millrace.protocol import Failed, FinishReason, Prefilled, Submit
+from millrace.protocol import Failed, FinishReason, Prefilled, Submit, ToEngine
 
 
 class Admit(Operation, frozen=True):
@@ -146,6 +147,15 @@ class Outcome(msgspec.Struct):
     """Seconds between the last two reads."""
     chunk_seconds: float | None = None
     """What a chunk took by itself, where the host waited for it."""
+
+
+class Seen(msgspec.Struct):
+    """All that a decision depends on beside what was decided before."""
+
+    now: float
+    messages: list[ToEngine] = []
+    outcome: Outcome = msgspec.field(default_factory=Outcome)
+    disk: list[AnyObservation] = []
 
 
 encoder = msgspec.msgpack.Encoder()

@@ -14,7 +14,6 @@ from millrace.cache.state import measured_sizes
 from millrace.cache.store import SegmentStore
 from millrace.config import EngineConfig
 from millrace.engine.assembly import assemble
-from millrace.engine.decider import Seen
 from millrace.engine.grammar import Grammars
 from millrace.engine.measure import cost_of
 from millrace.engine.memory import Budget, StateCost
@@ -22,7 +21,7 @@ from millrace.engine.runner import ForwardPass, Runner, whole
 from millrace.engine.sampler import Sampler
 from millrace.engine.sampling import HostSampling, SamplingBackend
 from millrace.engine.transport import ThreadTransport
-from millrace.engine.turn import Turn, encoder
+from millrace.engine.turn import Seen, Turn, encoder
 from millrace.protocol import Failed, FromEngine, Prefilled, Step, Submit, ToEngine, TokenLogprob
 
 Key = tuple[int, int]

@@ -14,11 +14,10 @@ import pytest
 from engine.harness import Bench
 from mlx_lm.models import llama
 
-from millrace.engine.decider import Seen
 from millrace.engine.grammar import Grammars
 from millrace.engine.memory import Budget
 from millrace.engine.speculation import Speculation
-from millrace.engine.turn import Begin, Chunk, Drop, Forward, Outcome, Turn, decoder
+from millrace.engine.turn import Begin, Chunk, Drop, Forward, Outcome, Seen, Turn, decoder
 from millrace.protocol import Abort, AbortChoice, Choice, Sampling, Submit
 
 REQUESTS = 300
@@ -45,7 +44,7 @@ def _bench(model: Any, folder: Path, **more: Any) -> Bench:
     )
     decider = bench.engine._decider
     if decider._speculation is not None:
-        decider._speculation = _Eager(4, decider._latency)
+        decider._speculation = decider._learning._speculation = _Eager(4, decider._latency)
     return bench
 
 

@@ -83,7 +83,7 @@ class _Eager(Speculation):
 def _bench(model: Any, **more: Any) -> Bench:
     bench = Bench(model, speculate=4, **more)
     decider = bench.engine._decider
-    decider._speculation = _Eager(4, decider._latency)
+    decider._speculation = decider._learning._speculation = _Eager(4, decider._latency)
     return bench
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from millrace.engine.decider import Decider, Seen, Settings
+from millrace.engine.decider import Decider, Settings
 from millrace.engine.memory import Budget, StateCost
 from millrace.engine.shapes import Shapes
 from millrace.engine.turn import (
@@ -27,6 +27,7 @@ from millrace.engine.turn import (
     Reserve,
     RowResult,
     Sample,
+    Seen,
     Turn,
 )
 from millrace.protocol import Choice, Failed, Sampling, Submit, ToEngine
