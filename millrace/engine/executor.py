@@ -168,7 +168,8 @@ class Executor:
 
     def _working(self, requests: list[int]) -> None:
         """Name those whose work begins, and those whose work the device may not have done yet."""
-        self._recorder.working([*requests, *self._launched, *self._later], self._patience)
+        named = dict.fromkeys((*requests, *self._launched, *self._later))
+        self._recorder.working(list(named), self._patience)
 
     def _in_step(self, work: Callable[[], None]) -> None:
         """Do a part of the batch's step. A fault loses the batch: its rows begin again."""

@@ -104,7 +104,8 @@ _PLAIN = ("n", "max_tokens", "priority", "logprobs", "prompt_logprobs", "timeout
 
 def seed_of(value: int | None) -> int | None:
     """A client's seed as the engine's; every number of 64 bits is one."""
-    if value is not None and not LEAST_SEED <= value <= MOST_SEED:
+    whole = isinstance(value, int) and LEAST_SEED <= value <= MOST_SEED
+    if value is not None and not whole:
         raise BadRequest("seed must be a whole number of 64 bits.", param="seed")
     return None if value is None else value & _SEED_BITS
 

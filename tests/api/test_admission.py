@@ -100,9 +100,10 @@ def test_two_hundred_at_once(
     for _ in range(3):
         _check(asyncio.run(_wave(server)))
         memory.append(_memory(server))
-    for name, before in memory[0].items():
+    # The first wave loads what is loaded once: the vocabulary, buffers.
+    for name, before in memory[1].items():
         allowed = GROWTH * before + (reused if name == "engine" else 0)
-        assert max(m[name] for m in memory[1:]) < allowed, memory
+        assert max(m[name] for m in memory[2:]) < allowed, memory
     _is_idle(server)
     answer = server.post("/v1/completions", BODY | {"max_tokens": 3})
     assert answer.json()["usage"]["completion_tokens"] == 3
