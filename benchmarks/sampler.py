@@ -146,7 +146,7 @@ def _batch(model: Any, device: str, params: tuple[Sampling, ...], caches: list[A
     runner.reserve(roomy(ROWS, PROMPT + 1024))
     for i in range(ROWS):
         request = Submit(i, _prompt(), [], 10_000, params[i % len(params)], stop_ids=[2])
-        runner.adopt(i, list(caches), PROMPT)
+        runner.adopt(i, list(caches), PROMPT + 1024)
         batch.join(i, [Row.of(request, Choice(0, i))], _prompt())
     return batch
 

@@ -110,9 +110,10 @@ class Batch:
                 wide: list[Row | Ahead] = []
                 for row, guess in zip(self.rows, self._guesses, strict=True):
                     wide += [row, *(Ahead(row, k + 1) for k in range(len(guess)))]
-                pending.draw = self._sampler.draw_ahead(logits, wide)
+                pending.draw = self._sampler.draw_ahead(logits[...], wide)
             else:
-                pending.draw = self._sampler.draw(logits, self.rows)
+                # A handle of its own: a draw that fails half-way has changed what it was given.
+                pending.draw = self._sampler.draw(logits[...], self.rows)
             mx.async_eval(pending.draw.arrays())
         except Exception:  # one row's parameters, most likely: it shows which when they draw alone
             self._sample_alone(logits, pending)

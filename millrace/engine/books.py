@@ -120,6 +120,8 @@ class Job:
     """Places where state that cannot be cut is to be kept, so that a chunk must end there."""
     alone: bool = False
     """It may not share a chunk: one that it had a part in failed, or what is left is a remainder."""
+    demoted: bool = False
+    """It was under way before: what it finds again is its own."""
     quiet: bool = False
     """Others of its request's rows run the same prompt: what it finds of theirs was not found by
     the request, and is not reported as such."""
@@ -169,7 +171,8 @@ class Job:
 
     @property
     def wants_logprobs(self) -> bool:
-        return self.request.prompt_logprobs is not None and not self.seats[0].tokens
+        asked = self.request.prompt_logprobs is not None and not self.quiet
+        return asked and not self.seats[0].tokens
 
     def progress(self) -> Prefilled:
         prompt = len(self.request.prompt)

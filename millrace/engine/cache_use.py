@@ -43,8 +43,9 @@ class CacheUse:
         found = self.index.restore(out, job.number, job.salt, job.tokens, job.ticket, now)
         job.ticket = None
         if found is not None:
-            job.hit = found.hit
-            job.done = job.cached = found.at
+            job.done = found.at
+            if not job.demoted:
+                job.hit, job.cached = found.hit, found.at
 
     def ran(self, job: Job, out: Operations, now: float) -> None:
         """A chunk of a prompt has been launched."""

@@ -19,7 +19,7 @@ from millrace.engine.books import Job, Phase, Seat, Stage, grouped
 from millrace.engine.cache_use import CacheUse
 from millrace.engine.latency_model import LatencyModel
 from millrace.engine.learning import Learning
-from millrace.engine.memory import NOTHING, Budget, capacity
+from millrace.engine.memory import NOTHING, Budget
 from millrace.engine.quarantine import Quarantine
 from millrace.engine.scheduler import Scheduler
 from millrace.engine.shapes import Shapes
@@ -302,8 +302,8 @@ class Decider:
         longest = max(len(c.generated) for c in request.choices) + len(request.prompt)
         if (needed := self._budget.row(longest + 1)) > self._budget.limit:
             text = (
-                f"The prompt needs {needed >> 20} MiB of key-value memory and the budget is "
-                f"{self._budget.limit >> 20} MiB. Shorten it, or raise --kv-memory."
+                f"The prompt needs {needed / 2**20:.1f} MiB of key-value memory and the budget is "
+                f"{self._budget.limit / 2**20:.1f} MiB. Shorten it, or raise --kv-memory."
             )
             self._turn.refused.append(Failed("invalid_request", text, request.id))
             return
@@ -324,7 +324,8 @@ class Decider:
         self._scheduler.add(job)
 
     def _narrow(self, job: Job, width: int) -> Job:
-        rest = Job(next(self._numbers), job.request, job.seats[width:], job.tokens, job.arrived)
+        # Behind those that wait already: rows that are freed do not all go to one request.
+        rest = Job(next(self._numbers), job.request, job.seats[width:], job.tokens, self._now)
         rest.quiet = True
         rest.known = job.known
         rest.pauses = list(job.pauses)
@@ -412,11 +413,11 @@ class Decider:
         if self._budget.least([seat.held + 1]) <= self._budget.limit:
             return staying, leaving
         log.warning(
-            "request %s ends after %d tokens: all %d MiB of key-value memory are its own, and full; "
+            "request %s ends after %d tokens: all %.1f MiB of key-value memory are its own, and full; "
             "raise --kv-memory for longer answers",
             seat.request.id,
             len(seat.tokens),
-            self._budget.limit >> 20,
+            self._budget.limit / 2**20,
         )
         seat.most = len(seat.tokens) + seat.unread
         if not seat.unread:
@@ -483,7 +484,8 @@ class Decider:
 
     def _begin(self, job: Job) -> None:
         job.known = 0
-        self._out.append(Begin(job.number, [s.number for s in job.seats]))
+        rows, width = [s.number for s in job.seats], self._budget.width(job.length)
+        self._out.append(Begin(job.number, rows, width, job.wants_logprobs))
         if self._cache is not None and not job.wants_logprobs:
             self._cache.begin(job, self._out, self._now)
         self._tell(job)
@@ -506,7 +508,7 @@ class Decider:
                 count = length = min(count, LOGPROB_CHUNK)
             elif count < job.left:
                 length = count
-            length = max(count, min(length, capacity(job.length) - job.done))
+            length = max(count, min(length, self._budget.width(job.length) - job.done))
         self._chunk = [(job, min(count, job.left)) for job in jobs]
         self._out.append(Chunk([j.number for j in jobs], count, length, wait=not self._running))
         shape = (len(jobs), length, jobs[0].done + length) if self._shapes.recurring else None

@@ -48,6 +48,7 @@ from millrace.protocol import (
     PromptLogprobs,
     RowTokens,
     Step,
+    Submit,
     TokenLogprob,
 )
 
@@ -66,16 +67,14 @@ UNKNOWN = 600.0
 class Prompt:
     """A prompt that is being run, as far as the executor knows it."""
 
-    rows: list[Row]
+    request: Submit
     tokens: list[int]
+    width: int
+    """Places for its tokens."""
+    scored: int | None
+    """How many alternatives its own tokens are reported with; None if nobody asked."""
     done: int = 0
     logprobs: list[TokenLogprob] = field(default_factory=list)
-
-    @property
-    def scored(self) -> int | None:
-        """How many alternatives its own tokens are reported with; None if nobody asked."""
-        row = self.rows[0]
-        return None if row.tokens else row.request.prompt_logprobs
 
 
 class Executor:
@@ -132,10 +131,8 @@ class Executor:
                 self._chunk(operation)
             case Admit():
                 self._admit(operation)
-            case Begin(job=job, rows=numbers):
-                rows = [self._rows[n] for n in numbers]
-                tokens = [*rows[0].request.prompt, *rows[0].tokens]
-                self._prompts[job] = Prompt(rows, tokens)
+            case Begin(job=job):
+                self._begin(operation)
             case Restore(job=job):
                 self._restore(operation)
             case Release(job=job):
@@ -144,9 +141,9 @@ class Executor:
             case Reserve(slots=slots, width=width):
                 self._in_step(lambda: self._runner.reserve(Rectangle(slots, width)))
             case Join(job=job, rows=numbers):
-                rows = [self._rows[n] for n in numbers]
-                tokens = self._prompts.pop(job).tokens
-                self._in_step(lambda: self._batch.join(job, rows, tokens))
+                if prompt := self._prompts.pop(job, None):
+                    rows = [self._rows[n] for n in numbers]
+                    self._in_step(lambda: self._batch.join(job, rows, prompt.tokens))
             case Drop(rows=numbers):
                 gone = {i for i, row in enumerate(self._batch.rows) if row.number in numbers}
                 if gone:
@@ -235,7 +232,18 @@ class Executor:
                 self._rows[number] = Row.of(request, choice, number, self._grammars)
         except Exception as error:  # a parameter that cannot be prepared fails its own request
             log.exception("request %s cannot be prepared", request.id)
+            for number in admit.rows:
+                self._rows.pop(number, None)
             self._outcome.failed.append(Failed("invalid_request", str(error), request.id))
+
+    def _begin(self, begin: Begin) -> None:
+        rows = [self._rows[n] for n in begin.rows if n in self._rows]
+        if not rows:
+            return  # it could not be admitted, which is heard with the turn's outcome
+        request = rows[0].request
+        tokens = [*request.prompt, *rows[0].tokens]
+        scored = request.prompt_logprobs if begin.scored else None
+        self._prompts[begin.job] = Prompt(request, tokens, begin.width, scored)
 
     def _again(self, row: Row) -> Row:
         """A row as its tokens leave it, whatever was in flight for it."""
@@ -246,13 +254,15 @@ class Executor:
         assert self._store is not None
         caches = self._store.execute(restore)
         assert caches is not None
-        prompt = self._prompts[restore.job]
-        prompt.done = restore.at
-        self._runner.adopt(restore.job, caches, len(prompt.tokens))
+        if prompt := self._prompts.get(restore.job):
+            prompt.done = restore.at
+            self._runner.adopt(restore.job, caches, prompt.width)
 
     def _chunk(self, chunk: Chunk) -> None:
-        prompts = {job: self._prompts[job] for job in chunk.jobs}
-        self._working([p.rows[0].request.id for p in prompts.values()])
+        prompts = {job: self._prompts[job] for job in chunk.jobs if job in self._prompts}
+        if not prompts:
+            return
+        self._working([p.request.id for p in prompts.values()])
         begin = time.perf_counter()
         try:
             if len(prompts) > 1:
@@ -264,7 +274,7 @@ class Executor:
                 self._outcome.chunk_seconds = time.perf_counter() - begin
             else:
                 self._last_chunk = None
-            self._later += [p.rows[0].request.id for p in prompts.values()]
+            self._later += [p.request.id for p in prompts.values()]
             if chunk.wait:
                 self._launched, self._later = self._later, []
         except Exception as error:  # whatever a model raises
@@ -272,7 +282,7 @@ class Executor:
             self._outcome.chunk_fault = str(error) or repr(error)
             for job in chunk.jobs:
                 self._runner.release(job)
-                self._prompts.pop(job)
+                self._prompts.pop(job, None)
 
     def _wait(self, job: int) -> None:
         """Wait for the chunk before, if it was another prompt's, so that the device is never idle."""
@@ -291,7 +301,7 @@ class Executor:
     def _run(self, job: int, prompt: Prompt, chunk: Chunk) -> None:
         begin, end = prompt.done, min(prompt.done + chunk.count, len(prompt.tokens) - 1)
         if not begin:
-            self._runner.begin(job, len(prompt.tokens))
+            self._runner.begin(job, prompt.width)
         run = prompt.tokens[begin:end]
         logits = self._runner.chunk(job, run, chunk.length, beside=bool(self._batch))
         prompt.done = end
@@ -300,7 +310,7 @@ class Executor:
         follow = mx.array(prompt.tokens[begin + 1 : end + 1], mx.int32)
         prompt.logprobs += Logprobs(logits[0], follow, top).read([top] * len(run))
         if end == len(prompt.tokens) - 1:
-            scores = PromptLogprobs(prompt.rows[0].request.id, prompt.logprobs)
+            scores = PromptLogprobs(prompt.request.id, prompt.logprobs)
             self._report(Step(prompt_logprobs=[scores]))
 
     def _source(self, source: Source) -> StateSource:

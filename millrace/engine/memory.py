@@ -33,9 +33,8 @@ class StateCost:
         held = ((each, min(length, window + self.chunk)) for each, window in self.windowed)
         return self.flat + sum(each * tokens for each, tokens in held)
 
-    def row(self, length: int) -> int:
-        """A prompt's own state of so many tokens, with room for one more."""
-        width = capacity(length)
+    def row(self, width: int) -> int:
+        """One row's state with room for so many tokens."""
         return self.per_token * width + self.uncut(width)
 
 
@@ -62,8 +61,14 @@ class Budget:
     cost: StateCost
     limit: int
 
+    def width(self, length: int) -> int:
+        """Places for the tokens of a prompt of so many: with some to spare, where there is room."""
+        wide = capacity(length)
+        return wide if self.cost.row(wide) <= self.limit else tight(1, length + 1).width
+
     def row(self, length: int) -> int:
-        return self.cost.row(length)
+        """What a prompt of so many tokens takes."""
+        return self.cost.row(self.width(length))
 
     def rectangle(self, size: Rectangle, rows: int) -> int:
         return size.area * self.cost.per_token + rows * self.cost.uncut(size.width)

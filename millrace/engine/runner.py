@@ -16,7 +16,7 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from millrace.cache.state import KVSegment, Layout, StateCheckpoint, checkpoint_of, from_caches
 from millrace.engine.measure import cost_of
-from millrace.engine.memory import NOTHING, Rectangle, StateCost, capacity
+from millrace.engine.memory import NOTHING, Rectangle, StateCost
 from millrace.engine.shapes import Shapes
 from millrace.engine.slots import LayerShape, Positions, SlotKVCache
 
@@ -63,17 +63,17 @@ class Runner:
         caches: list[Any] = make_prompt_cache(self._model)
         return caches
 
-    def begin(self, job: int, length: int) -> None:
-        """Make room for a prompt of so many tokens."""
+    def begin(self, job: int, width: int) -> None:
+        """Make room for so many tokens of a prompt."""
         caches = self.make_caches()
         for i, shape in self._shapes.items():
-            caches[i] = shape.prompt(capacity(length))
+            caches[i] = shape.prompt(width)
         self._prompts[job] = caches
 
-    def adopt(self, job: int, caches: list[Any], length: int) -> None:
-        """Go on with a prompt of so many tokens from state that is there already."""
+    def adopt(self, job: int, caches: list[Any], width: int) -> None:
+        """Go on with a prompt from state that is there already, with room for so many tokens."""
         for i, shape in self._shapes.items():
-            caches[i] = shape.widened(caches[i], capacity(length))
+            caches[i] = shape.widened(caches[i], width)
         self._prompts[job] = caches
 
     def prompt_state(self, job: int) -> PromptState:

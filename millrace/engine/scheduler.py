@@ -230,6 +230,7 @@ class Scheduler:
         """A prompt that was under way queues again."""
         self.discard(job)
         job.done = 0
+        job.demoted = True
         self.add(job)
 
     def _start(self, job: Job, running: Sequence[Seat]) -> None:

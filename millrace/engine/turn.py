@@ -26,6 +26,10 @@ class Begin(Operation, frozen=True):
 
     job: int
     rows: list[int]
+    width: int
+    """Places for its tokens."""
+    scored: bool = False
+    """The logprobs of its own tokens are asked for."""
 
 
 class Chunk(Operation, frozen=True):

@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from millrace.cache.state import restore
 from millrace.engine.batch import Batch
-from millrace.engine.memory import roomy
+from millrace.engine.memory import capacity, roomy
 from millrace.engine.row import Row
 from millrace.engine.runner import Runner
 from millrace.engine.sampler import Sampler
@@ -36,7 +36,7 @@ def warm_up(runner: Runner, sampler: Sampler, rows: int, chunk: int) -> None:
 def _prompts(runner: Runner, company: int, length: int) -> None:
     tokens = [0] * length
     if company == 1:
-        runner.begin(_JOB, length)
+        runner.begin(_JOB, capacity(length))
         runner.chunk(_JOB, tokens, length, beside=False)
         runner.wait(_JOB)
     else:
@@ -58,7 +58,7 @@ def _batches(runner: Runner, sampler: Sampler, rows: int) -> None:
                 length = 17 + 8 * unequal * len(batch) % 64
                 sampling = Sampling(1.0, top_p=0.9, top_k=40) if len(batch) % 2 else Sampling(0.0)
                 request = Submit(0, [0] * length, [], 64, sampling)
-                runner.begin(_JOB, length)
+                runner.begin(_JOB, capacity(length))
                 runner.chunk(_JOB, [0] * (length - 1), length - 1, beside=False)
                 batch.join(_JOB, [Row.of(request, Choice(0, 0))], request.prompt)
             for _ in range(_STEPS):
@@ -71,7 +71,7 @@ def _batches(runner: Runner, sampler: Sampler, rows: int) -> None:
 def _keep_and_find(runner: Runner, length: int) -> None:
     """The copies that the prefix cache makes."""
     layout = runner.layout
-    runner.begin(_JOB, length)
+    runner.begin(_JOB, capacity(length))
     runner.chunk(_JOB, [0] * length, length, beside=False)
     state = runner.prompt_state(_JOB)
     half = length // 2

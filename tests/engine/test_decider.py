@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from millrace.engine.latency_model import GAP_IN_STEPS
 from millrace.engine.scheduler import PRIORITY_SECONDS
 from millrace.engine.turn import decoder, encoder
-from millrace.protocol import Abort, AbortChoice
+from millrace.protocol import Abort, AbortChoice, Choice, Sampling, Submit
 
 asked = st.tuples(
     st.integers(0, 1200),  # prompt
@@ -204,3 +204,22 @@ def test_turns_are_plain_data() -> None:
     while world._inbox or world.decider.busy:
         turn = world.turn()
         assert decoder.decode(encoder.encode(turn)) == turn
+
+
+def test_a_wide_request_leaves_rows_to_those_that_come_after_it() -> None:
+    world = World(rows=4)
+    world.submit(0, 30, 40, width=64)
+    while 0 not in world.first:
+        world.turn()
+    world.submit(1, 2, 2)
+    while 1 not in world.first:
+        world.turn()
+    assert sum(1 for id, _ in world.finished if id == 0) < 16
+
+
+def test_a_row_that_grew_to_the_edge_of_the_memory_can_be_resumed() -> None:
+    world = World(limit=1000)
+    prompt = list(range(600))
+    world.put(Submit(0, prompt, [Choice(0, 0, [1] * 350)], 380, Sampling()))
+    world.run()
+    assert world.finished == [(0, 0)] and not world.failed
