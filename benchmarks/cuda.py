@@ -2,6 +2,8 @@
 
 Random weights in the shape of Qwen3-8B, bf16 and 4-bit; every row gets 512 tokens in and makes 128.
 Nothing is downloaded. `python benchmarks/cuda.py [--rows 64] [--only bf16|4bit] [--mixed] [--small]`
+
+MLX reads the sizes of its caches when it is imported: set them as the engine does (docs/platforms.md).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import msgspec
 from millrace.config import EngineConfig, home
 from millrace.engine.transport import Transport
 from millrace.flight import FlightRecorder
-from millrace.models import blas
+from millrace.models import blas, device
 from millrace.protocol import Loading, Ready
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def build(
 ) -> Engine:
     """Load the model and say ready. Raises ModelError when it cannot be loaded."""
     # Before anything imports mlx.core: a BLAS loaded later is not used.
+    device.before_import()
     blas.prepare()
     transport.send(Loading("loading the model"))
 

@@ -54,8 +54,24 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     gflops: float
 
 
+_CUDA_CACHES = {
+    # A plan per shape of attention and a graph per shape of step are worth keeping; by default MLX keeps
+    # a few hundred and raises when it has had to drop as many again.
+    "MLX_CUDA_SDPA_CACHE_SIZE": "4096",
+    "MLX_CUDA_GRAPH_CACHE_SIZE": "4096",
+    "MLX_ENABLE_CACHE_THRASHING_CHECK": "0",
+}
+
+
+def before_import() -> None:
+    """What MLX reads from the environment when it is imported; what is set there already stays."""
+    for name, value in _CUDA_CACHES.items():
+        os.environ.setdefault(name, value)
+
+
 def core() -> Any:
     """`mlx.core`, with the BLAS loaded before it."""
+    before_import()
     blas.prepare()
     import mlx.core
 
