@@ -48,6 +48,7 @@ def assemble(
     store: SegmentStore | None = None,
     recorder: FlightRecorder | None = None,
     journal: Journal | None = None,
+    vocabulary: int | None = None,
 ) -> Engine:
     recorder = recorder or NullRecorder()
     cache = None
@@ -60,5 +61,5 @@ def assemble(
         cache,
         trimmable=runner.trimmable,
     )
-    executor = Executor(runner, sampler, grammars, store, recorder)
+    executor = Executor(runner, sampler, grammars, store, recorder, vocabulary)
     return Engine(decider, executor, transport, grammars, store, recorder, journal=journal)

@@ -98,6 +98,7 @@ def build(
         index=index,
         store=store,
         recorder=recorder,
+        vocabulary=loaded.vocab_size,
     )
     transport.send(
         Ready(

@@ -85,14 +85,17 @@ class Executor:
         grammars: Grammars | None = None,
         store: SegmentStore | None = None,
         recorder: FlightRecorder | None = None,
+        vocabulary: int | None = None,
     ) -> None:
-        """`recorder` is told whose work is at hand, before it is begun."""
+        """`recorder` is told whose work is at hand, before it is begun. Tokens beyond the
+        `vocabulary` index no memory: the front refuses them, and so does this."""
         self._runner = runner
         self._sampler = sampler
         self._grammars = grammars
         self._store = store
         self._recorder = recorder or NullRecorder()
         self._patience = 0.0
+        self._vocabulary = vocabulary
         self._batch = Batch(runner, sampler)
         self._rows: dict[int, Row] = {}
         self._prompts: dict[int, Prompt] = {}
@@ -228,6 +231,7 @@ class Executor:
         request = admit.request
         self._working([request.id])
         try:
+            self._check(request)
             for number, choice in zip(admit.rows, request.choices, strict=True):
                 self._rows[number] = Row.of(request, choice, number, self._grammars)
         except Exception as error:  # a parameter that cannot be prepared fails its own request
@@ -235,6 +239,13 @@ class Executor:
             for number in admit.rows:
                 self._rows.pop(number, None)
             self._outcome.failed.append(Failed("invalid_request", str(error), request.id))
+
+    def _check(self, request: Submit) -> None:
+        if self._vocabulary is None:
+            return
+        for tokens in (request.prompt, *(c.generated for c in request.choices)):
+            if tokens and not 0 <= min(tokens) <= max(tokens) < self._vocabulary:
+                raise ValueError(f"Token ids are below {self._vocabulary}.")
 
     def _begin(self, begin: Begin) -> None:
         rows = [self._rows[n] for n in begin.rows if n in self._rows]

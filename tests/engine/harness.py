@@ -41,6 +41,7 @@ class Bench:
         pipelined: bool = False,
         recurring: bool = False,
         grammars: Grammars | None = None,
+        vocabulary: int | None = None,
         **config: Any,
     ) -> None:
         """`cache` is the prefix cache's memory in bytes; None goes without."""
@@ -82,6 +83,7 @@ class Bench:
             index=self.cache,
             store=self.store,
             journal=self._note,
+            vocabulary=vocabulary,
         )
 
     def _note(self, seen: Seen, turn: Turn) -> None:

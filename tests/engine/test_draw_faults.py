@@ -36,3 +36,13 @@ def test_neighbours_of_a_failing_draw_are_not_changed() -> None:
     bench.run([*(_asked(i, i) for i in range(3)), _asked(9, 13)])
     assert {i: bench.generated[i, 0] for i in range(3)} == alone
     assert set(bench.failed) == {9}
+
+
+def test_tokens_beyond_the_vocabulary_fail_their_own_request() -> None:
+    model: Any = build("llama")
+    bench = Bench(model, vocabulary=VOCAB, cache=1 << 24)
+    wrong = [Submit(7, [VOCAB], [Choice(0, 0)], 4), Submit(8, [1, -1, 2], [Choice(0, 0)], 4)]
+    bench.run([_asked(1, 1), *wrong])
+    assert set(bench.failed) == {7, 8}
+    assert bench.generated[1, 0] == Bench(model).run([_asked(1, 1)])[1, 0]
+    assert bench.idle
