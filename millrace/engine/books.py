@@ -122,6 +122,8 @@ class Job:
     """It may not share a chunk: one that it had a part in failed, or what is left is a remainder."""
     demoted: bool = False
     """It was under way before: what it finds again is its own."""
+    promised: bool = False
+    """Others gave way to it: it goes before all that wait, or they would come back before it."""
     quiet: bool = False
     """Others of its request's rows run the same prompt: what it finds of theirs was not found by
     the request, and is not reported as such."""

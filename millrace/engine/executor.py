@@ -104,7 +104,7 @@ class Executor:
         self._last_read: float | None = None
         self._launched: list[int] = []
         self._later: list[int] = []
-        """Requests whose chunks were launched and have not been waited for, before the last read
+        """Requests whose chunks were launched and have not been waited for, before the last draw
         and since."""
         self._last_chunk: int | None = None
         """The prompt whose chunk may still be running on the device, while no row is."""
@@ -128,6 +128,7 @@ class Executor:
                 self._in_step(lambda: self._forward(guesses))
             case Sample():
                 self._in_step(self._batch.sample)
+                self._launched, self._later = [*self._launched, *self._later], []
             case Read():
                 self._in_step(self._read)
             case Chunk():
@@ -195,9 +196,8 @@ class Executor:
         for drawn in self._batch.read():
             if not drawn.row.ended:
                 self._take(step, drawn)
-        # What was launched before these draws is done. On a device that lags, a chunk that was
-        # launched after them is named until the next read.
-        self._launched, self._later = self._later, []
+        # The device works in order: what was launched before these were drawn is done.
+        self._launched = []
         now = time.perf_counter()
         if self._outcome.rows and self._last_read is not None:
             self._outcome.gap = step.seconds = now - self._last_read
@@ -286,8 +286,6 @@ class Executor:
             else:
                 self._last_chunk = None
             self._later += [p.request.id for p in prompts.values()]
-            if chunk.wait:
-                self._launched, self._later = self._later, []
         except Exception as error:  # whatever a model raises
             log.exception("a prompt could not be run")
             self._outcome.chunk_fault = str(error) or repr(error)
@@ -298,6 +296,7 @@ class Executor:
     def _wait(self, job: int) -> None:
         """Wait for the chunk before, if it was another prompt's, so that the device is never idle."""
         last, self._last_chunk = self._last_chunk, job
+        self._launched, self._later = [], []
         self._runner.wait(job if last in (None, job) else last)
 
     def _together(self, prompts: dict[int, Prompt], chunk: Chunk) -> None:

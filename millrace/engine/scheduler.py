@@ -223,6 +223,7 @@ class Scheduler:
             stay = [s for s in seats if s not in gone]
             coming = [j for j in self.coming if j not in gone]
             if self._has_room(first, stay, coming):
+                first.promised = True
                 return _apart(gone)
         return [], []
 
@@ -230,7 +231,7 @@ class Scheduler:
         """A prompt that was under way queues again."""
         self.discard(job)
         job.done = 0
-        job.demoted = True
+        job.demoted, job.promised = True, False
         self.add(job)
 
     def _start(self, job: Job, running: Sequence[Seat]) -> None:
@@ -264,9 +265,9 @@ class Scheduler:
             return None
         return None if self._may_start(first, running) else first
 
-    def _order(self, job: Job) -> tuple[float, int]:
+    def _order(self, job: Job) -> tuple[bool, float, int]:
         cost = job.left * self._latency.token_seconds
-        return _rank(job) + cost, job.number
+        return not job.promised, _rank(job) + cost, job.number
 
     def _may_start(self, job: Job, running: Sequence[Seat]) -> bool:
         if job.blocked or job.group != self._group(running):

@@ -141,6 +141,15 @@ def test_what_is_more_important_takes_the_memory_of_what_is_less() -> None:
     assert sorted(world.finished) == [(0, 0), (1, 0)]
 
 
+def test_what_gave_way_does_not_come_back_before_what_it_gave_way_to() -> None:
+    """By rank the one comes first, and with its cost the other: they must not take turns for ever."""
+    world = World(rows=1, limit=3000, pipelined=True)
+    asked = [(428, 6, 3, -1), (981, 27, 3, 0), (29, 13, 3, -2), (0, 10, 3, -2), (428, 6, 3, -1)]
+    for id, (size, output, width, priority) in enumerate([*asked, (0, 1, 1, 0)]):
+        world.submit(id, size, output, width=width, priority=priority)
+    world.run()
+
+
 def test_a_row_that_has_all_the_memory_ends_where_it_ends() -> None:
     for pipelined in (False, True):
         world = World(limit=1024, pipelined=pipelined)
