@@ -138,3 +138,26 @@ def special_tokens(template: str) -> set[str]:
         "</assistant>", "<sep>", "<end_of_sentence>",
     }  # fmt: skip
     return set(found) | turn_ends
+
+
+def answer_to(
+    format: OutputFormat,
+    text: str,
+    tools: Sequence[ToolSpec] | None = SPECS,
+    *,
+    prompt: str = "",
+    truncated: bool = False,
+) -> Answer:
+    """What `text` says, after a look that it says so whole, cut at every place and at random."""
+
+    def said(chunks: Iterable[str]) -> Answer:
+        return fold(read(format, chunks, tools, prompt=prompt, truncated=truncated))
+
+    whole = said([text])
+    assert said(list(text)) == whole
+    for place in range(1, len(text)):
+        assert said([text[:place], text[place:]]) == whole, place
+    rng = random.Random(text)
+    for _ in range(5):
+        assert said(cut(text, rng)) == whole
+    return whole

@@ -21,11 +21,19 @@ Body = Callable[[Patterns], Steps[str | None]]
 class Router:
     """Reads header, body, header, body; a body without any header is content."""
 
-    def __init__(self, syntax: Messages, state: Decoding, in_header: bool, body: Body) -> None:
+    def __init__(
+        self,
+        syntax: Messages,
+        state: Decoding,
+        in_header: bool,
+        body: Body,
+        at_start: Callable[[], Steps[None]],
+    ) -> None:
         self._syntax = syntax
         self._state = state
         self._in_header = in_header
         self._inline = body
+        self._at_start = at_start
         self._markers = Patterns([*syntax.header, syntax.message, syntax.start, *syntax.ends])
 
     def run(self, thinking: Callable[[bool], None]) -> Steps[None]:
@@ -77,6 +85,7 @@ class Router:
             return (yield from self._inline(self._markers))
         if recipient is not None and recipient != "all":
             return (yield from self._call(recipient, channel))
+        yield from self._at_start()
         return (yield from self._text(sink.content))
 
     def _text(self, write: Write) -> Steps[str | None]:
@@ -96,11 +105,11 @@ class Router:
         try:
             yield from state.check_arguments()
             state.begin(name)
-            yield from state.arguments()
+            yield from state.arguments(name)
             state.end()
         except Malformed:
             if state.committed:
-                state.end()
+                state.cut()
             elif reader.truncated and name in state.sink.tools:
                 reader.drop_rest()
             else:

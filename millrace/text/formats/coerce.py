@@ -78,6 +78,41 @@ def is_text(schema: Any, root: Mapping[str, Any]) -> bool:
     return kinds(schema, root) == {"string"}
 
 
+def properties(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schemas of a tool's parameters by name."""
+    found = resolve(parameters, parameters).get("properties")
+    return found if isinstance(found, Mapping) else {}
+
+
+def parameter_order(parameters: Mapping[str, Any]) -> list[str]:
+    """A tool's parameters as a Python signature lists them: the required ones first."""
+    required = resolve(parameters, parameters).get("required")
+    wanted = set(required) if isinstance(required, list) else set()
+    return sorted(properties(parameters), key=lambda name: name not in wanted)
+
+
+def as_object(encoded: str, parameters: Mapping[str, Any]) -> str:
+    """JSON text of arguments as the text of an object.
+
+    JSON inside a string is that JSON, nothing is no arguments, and any other value is meant for
+    the first parameter, or for `input` where there is none.
+    """
+    value = json.loads(encoded)
+    if isinstance(value, str):
+        found, inner = _read(value.strip())
+        if found and isinstance(inner, dict | None):
+            value, encoded = inner, json.dumps(inner, ensure_ascii=False)
+        elif not value.strip():
+            value = None
+    if isinstance(value, dict):
+        return encoded
+    if value is None:
+        return "{}"
+    name = next(iter(parameter_order(parameters)), "input")
+    text = coerce_json(encoded, properties(parameters).get(name), parameters)
+    return f"{{{json.dumps(name, ensure_ascii=False)}: {text}}}"
+
+
 def coerce(text: str, schema: Any, root: Mapping[str, Any]) -> str:
     """The JSON text of an argument written as plain `text`."""
     allowed = kinds(schema, root)
@@ -98,6 +133,8 @@ def coerce_json(encoded: str, schema: Any, root: Mapping[str, Any]) -> str:
     """JSON text of a value, changed only when its type is not one the schema allows."""
     allowed = kinds(schema, root)
     value = json.loads(encoded)
+    if not allowed or value is None:
+        return encoded
     if _fits(value, allowed):
         return _write(value, encoded, allowed)
     if isinstance(value, str):

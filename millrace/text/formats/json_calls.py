@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 
-from millrace.text.formats.decoding import Decoding, copy_arguments
+from millrace.text.formats.coerce import as_object
+from millrace.text.formats.decoding import QUOTES, Decoding, spelling
 from millrace.text.formats.reader import Malformed, Steps, discard
 from millrace.text.formats.syntax import Field, HeaderCalls, JsonCalls
-from millrace.text.formats.values import JSON, copy_value
+from millrace.text.formats.values import copy_value
 from millrace.text.stops import Patterns
 
 _SEPARATOR = re.compile(r"[\s,;]+")
@@ -19,7 +20,7 @@ def decode_json(state: Decoding, syntax: JsonCalls) -> Steps[None]:
     yield from state.blanks()
     listed = yield from reader.skip("[")
     yield from state.blanks()
-    yield from _object(state, syntax)
+    yield from _recoverable(state, syntax)
     while True:
         here = reader.hold()
         yield from reader.run(_SEPARATOR, discard)
@@ -31,7 +32,7 @@ def decode_json(state: Decoding, syntax: JsonCalls) -> Steps[None]:
             break
         retry = reader.hold()
         try:
-            yield from _object(state, syntax)
+            yield from _recoverable(state, syntax)
         except Malformed:
             reader.release(retry)
             if state.committed or reader.truncated:
@@ -39,8 +40,45 @@ def decode_json(state: Decoding, syntax: JsonCalls) -> Steps[None]:
             reader.back(here)
             return
         reader.release(retry)
+    yield from state.surplus()
     if syntax.fence:
         yield from state.closing(syntax.fence)
+
+
+def _recoverable(state: Decoding, syntax: JsonCalls) -> Steps[None]:
+    """One object; where it is broken once its call has begun, the next good one behind the fault."""
+    try:
+        yield from _object(state, syntax)
+        return
+    except Malformed:
+        if state.soft or not state.committed or state.reader.truncated:
+            raise
+    state.cut()
+    openings = _openings(syntax)
+    while (yield from state.recover(openings)) in openings:
+        here = state.reader.at
+        state.soft = True
+        try:
+            yield from _object(state, syntax)
+            return
+        except Malformed:
+            if state.reader.truncated:
+                raise
+            if state.committed:
+                state.cut()
+            else:
+                state.begun_at = here + 1
+                state.reader.back(state.begun_at)
+        finally:
+            state.soft = False
+
+
+def _openings(syntax: JsonCalls) -> tuple[str, ...]:
+    """How a call's object begins, for a search in text that is broken."""
+    if syntax.name_is_key:
+        return ()
+    keys = dict.fromkeys((syntax.name_keys[0], "function", "type"))
+    return tuple(f'{{{blank}"{k}"' for k in keys for blank in ("", " ", "\n", "\n  ", "\n    "))
 
 
 def _object(state: Decoding, syntax: JsonCalls) -> Steps[None]:
@@ -51,6 +89,7 @@ def _object(state: Decoding, syntax: JsonCalls) -> Steps[None]:
     given: str | None = None
     early: list[str] | None = None
     wrapped = False
+    known = (*syntax.name_keys, *syntax.args_keys, *syntax.id_keys, "type", "function")
     while True:
         yield from reader.run(_SEPARATOR, discard)
         if (yield from reader.skip("}")):
@@ -58,7 +97,11 @@ def _object(state: Decoding, syntax: JsonCalls) -> Steps[None]:
                 break
             wrapped = False
             continue
+        if state.committed and (yield from reader.peek()) in ("{", "]"):
+            break
         key = yield from state.text()
+        if state.soft and not syntax.name_is_key and key not in known:
+            raise Malformed(key)
         yield from state.blanks()
         if (yield from reader.take()) != ":":
             raise Malformed("a key without a value")
@@ -69,22 +112,21 @@ def _object(state: Decoding, syntax: JsonCalls) -> Steps[None]:
         elif key == "function" and not wrapped and (yield from reader.skip("{")):
             wrapped = True
         elif name is None and (key in syntax.name_keys or key == "function"):
-            name = yield from state.text()
+            name = yield from state.name()
             if early is not None:
                 _begin(state, syntax, name, given)
-                state.write("".join(early))
+                state.write(as_object("".join(early), state.schema(name)))
         elif key in syntax.args_keys and not state.committed and early is None:
             if name is not None:
                 yield from _arguments(state, syntax, name, given)
             else:
+                yield from state.check_arguments()
                 early = []
-                yield from copy_arguments(reader, JSON, early.append)
-        elif key in syntax.id_keys and syntax.keep_ids and (yield from reader.peek()) == '"':
+                yield from copy_value(reader, (yield from spelling(reader)), early.append)
+        elif key in syntax.id_keys and syntax.keep_ids and (yield from reader.peek()) in QUOTES:
             given = yield from state.text()
-        elif state.soft and key not in (*syntax.id_keys, "type", "function"):
-            raise Malformed(key)
         else:
-            yield from copy_value(reader, JSON, discard)
+            yield from copy_value(reader, (yield from spelling(reader)), discard)
     if not state.committed:
         if name is None or state.soft:
             raise Malformed("no call")
@@ -96,13 +138,12 @@ def _object(state: Decoding, syntax: JsonCalls) -> Steps[None]:
 def _arguments(state: Decoding, syntax: JsonCalls, name: str, given: str | None) -> Steps[None]:
     yield from state.check_arguments()
     _begin(state, syntax, name, given)
-    yield from state.arguments()
+    yield from state.arguments(name)
 
 
 def _begin(state: Decoding, syntax: JsonCalls, name: str, given: str | None) -> None:
     if name in syntax.ignored and name not in state.sink.tools:
-        state.committed = True
-        state.sink.swallow()
+        state.swallow()
     else:
         state.begin(name, given)
 
@@ -110,17 +151,17 @@ def _begin(state: Decoding, syntax: JsonCalls, name: str, given: str | None) -> 
 def decode_header(state: Decoding, syntax: HeaderCalls) -> Steps[None]:
     """Fields separated by markers, then the arguments."""
     reader = state.reader
-    borders = Patterns([*syntax.fields, "{", *syntax.closes])
+    borders = state.borders((*syntax.fields, "{"))
     values: dict[Field, str] = {}
     field = syntax.first
     while field != "arguments":
-        text, marker = yield from reader.collect(borders)
+        text, marker = yield from state.header(borders)
         values[field] = text.strip()
         if values.get("name") == syntax.content_name is not None:
             return
         if marker is None or "\n" in values[field]:
             raise Malformed("cut off")
-        if marker == "{" or marker in syntax.closes:
+        if marker not in syntax.fields:
             reader.at -= len(marker)
             break
         field = syntax.fields[marker]
@@ -131,20 +172,14 @@ def decode_header(state: Decoding, syntax: HeaderCalls) -> Steps[None]:
     given = values.get("name") if syntax.id_is_header else values.get("id")
     yield from state.blanks()
     yield from reader.skip("```json")
-    if (yield from _ends(state, syntax)):
+    if (yield from reader.sees_any(Patterns(syntax.closes))):
         state.begin(name, given)
         state.write("{}")
     else:
         yield from state.check_arguments()
         state.begin(name, given if syntax.keep_ids else None)
-        yield from state.arguments(syntax.dialect)
+        yield from state.arguments(name, syntax.dialect)
     state.end()
+    yield from state.surplus()
     if syntax.closes:
         yield from state.closing("```", syntax.closes[0])
-
-
-def _ends(state: Decoding, syntax: HeaderCalls) -> Steps[bool]:
-    for close in syntax.closes:
-        if (yield from state.reader.sees(close)):
-            return True
-    return False

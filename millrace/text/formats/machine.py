@@ -15,7 +15,7 @@ from millrace.text.formats.channels import Router
 from millrace.text.formats.decoding import Decoding
 from millrace.text.formats.json_calls import decode_header, decode_json
 from millrace.text.formats.pythonic import decode_python
-from millrace.text.formats.reader import Malformed, Reader, Steps, discard
+from millrace.text.formats.reader import Malformed, Reader, Steps, is_wordy
 from millrace.text.formats.sink import Sink, random_id
 from millrace.text.formats.syntax import (
     CallSyntax,
@@ -27,6 +27,8 @@ from millrace.text.formats.syntax import (
 )
 from millrace.text.formats.tagged import decode_tagged
 from millrace.text.formats.tools import ToolSpec
+from millrace.text.formats.whole_answer import OPENINGS as WHOLE_OPENINGS
+from millrace.text.formats.whole_answer import decode_whole
 from millrace.text.stops import Patterns
 
 
@@ -59,10 +61,11 @@ class OutputParser:
         self._format = format
         self._reader = Reader()
         self._sink = Sink(tools, parallel=parallel, new_id=new_id)
-        self._state = Decoding(self._reader, self._sink)
         self._tables = _tables(format, tuple(self._sink.tools))
+        self._state = Decoding(self._reader, self._sink, self._tables.anchors, self._tables.marks)
         self._primed = primer(format, prompt)
         self._thinking = False
+        self._priming = False
         self._steps = self._run()
         self._over = False
         if self._primed:
@@ -80,7 +83,9 @@ class OutputParser:
 
     def prime(self, text: str) -> None:
         """Reads the part of an answer that the prompt already holds, and passes none of it on."""
+        self._priming = True
         self.feed(text)
+        self._priming = False
         self._sink.content.settle()
         self._sink.reasoning.settle()
 
@@ -100,7 +105,9 @@ class OutputParser:
 
     def _run(self) -> Steps[None]:
         if self._format.messages is not None:
-            router = Router(self._format.messages, self._state, self._primed != "", self._body)
+            router = Router(
+                self._format.messages, self._state, self._primed != "", self._body, self._at_start
+            )
             yield from router.run(self._set_thinking)
         else:
             yield from self._body(Patterns([]))
@@ -147,16 +154,20 @@ class OutputParser:
 
     def _at_start(self) -> Steps[None]:
         """A call without any marker may stand where content begins."""
-        tables = self._tables
-        if not tables.start:
+        tables, reader = self._tables, self._reader
+        if not self._sink.tools:
             return
-        here = self._reader.hold()
+        here = reader.hold()
         yield from self._state.blanks()
-        char = yield from self._reader.peek()
-        found = char in tables.start and (yield from self._call(tables.start[char], soft=True))
+        char = yield from reader.peek()
+        found = False
+        if not self._priming:
+            found = char in tables.start and (yield from self._call(tables.start[char], soft=True))
+            if not found and char in WHOLE_OPENINGS:
+                found = yield from decode_whole(reader, self._sink, tables.ignored)
         if not found:
-            self._reader.back(here)
-        self._reader.release(here)
+            reader.back(here)
+        reader.release(here)
 
     def _thought(self) -> Steps[None]:
         tables, sink = self._tables, self._sink
@@ -179,9 +190,7 @@ class OutputParser:
         """A call whose opening is plain text unless an offered tool is really called."""
         after = self._reader.at
         for syntax in self._tables.soft[marker]:
-            inside = marker not in syntax.soft or (
-                isinstance(syntax, JsonCalls) and syntax.soft_inside
-            )
+            inside = inside_call(marker, [syntax])
             self._reader.at = after - len(marker) if inside else after
             if (yield from self._call([syntax], soft=True)):
                 return True
@@ -201,13 +210,14 @@ class OutputParser:
                 yield from decode(state, syntax)
                 done = True
             except Malformed:
-                if state.committed:
-                    state.end()
-                    if not soft:
-                        yield from self._resynchronise(syntax)
-                    done = True
                 if reader.truncated:
+                    if state.committed:
+                        state.cut()
                     reader.drop_rest()
+                    done = True
+                elif state.committed:
+                    state.cut()
+                    yield from self._recover(syntax, soft)
                     done = True
             if done:
                 break
@@ -215,10 +225,15 @@ class OutputParser:
         reader.release(here)
         return done
 
-    def _resynchronise(self, syntax: CallSyntax) -> Steps[None]:
-        """Drops the rest of a call that went wrong after it had begun."""
-        if syntax.closes:
-            yield from self._reader.until(Patterns(syntax.closes), discard)
+    def _recover(self, syntax: CallSyntax, soft: bool) -> Steps[None]:
+        """Drops the rest of a call that went wrong after it had begun.
+
+        One without markup around it ends with its line.
+        """
+        fence = syntax.fence if isinstance(syntax, JsonCalls | PythonCalls) else ""
+        ends = (fence,) if fence else (("\n",) if soft else ())
+        if (yield from self._state.recover(ends)) == fence != "":
+            self._reader.at += len(fence)
 
 
 def decode(state: Decoding, syntax: CallSyntax) -> Steps[None]:
@@ -261,12 +276,30 @@ class Tables:
         self.thought_opens = frozenset(thought.opens if thought else ())
         self.thought_closes = frozenset(thought.closes if thought else ())
         drops = {*format.drops, *closes, *self.thought_closes} - {""}
+        outside = {m for m in self.soft if not inside_call(m, self.soft[m])}
+        section = {m.strip() for s in format.calls for m in getattr(s, "section", None) or ()}
+        anchors = {*self.opens, *closes, *outside, *section} - {""}
+        self.anchors = tuple(sorted(m for m in anchors if not is_wordy(m)))
+        """What opens or closes calls, to find the next one by when one is broken."""
+        spelled = {s.dialect.delimiter for s in format.calls if isinstance(s, HeaderCalls)}
+        self.marks = Patterns([*self.anchors, *sorted(drops - spelled - self.inner - anchors)])
+        ends = format.messages.ends if format.messages is not None else ()
+        self.ignored = Patterns([*sorted(drops - self.inner), *ends])
+        """What may be left over beside a call without any markup."""
         self.content = Patterns([*self.opens, *self.soft, *self.thought_opens, *drops])
         self.broken = Patterns([*self.content.patterns, *sorted(self.inner)])
         opens = list(self.opens) if tools else []
         self.thought = Patterns(
             [*opens, *(self.thought_opens | self.thought_closes | format.drops) - {""}]
         )
+
+
+def inside_call(marker: str, syntaxes: Iterable[CallSyntax]) -> bool:
+    """Whether a soft marker is part of the call itself, not markup before it."""
+    return any(
+        marker not in syntax.soft or (isinstance(syntax, JsonCalls) and syntax.soft_inside)
+        for syntax in syntaxes
+    )
 
 
 @lru_cache(maxsize=128)

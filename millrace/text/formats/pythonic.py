@@ -1,19 +1,26 @@
 """Calls written as Python function calls, keyword or positional, and shell-like ones.
 
-Positional arguments take the schema's property names in order; values are JSON made from Python
-literals and brought to the schema's types.
+Positional arguments take the names of the tool's parameters in the order in which tools are shown,
+the required ones first; values are JSON made from Python literals and brought to the schema's types.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from millrace.text.formats.coerce import coerce, coerce_json, is_text, resolve
-from millrace.text.formats.decoding import Decoding
+from millrace.text.formats.coerce import (
+    coerce,
+    coerce_json,
+    is_text,
+    parameter_order,
+    properties,
+)
+from millrace.text.formats.decoding import QUOTES, Decoding
 from millrace.text.formats.reader import Malformed, Steps, discard
 from millrace.text.formats.syntax import PythonCalls
 from millrace.text.formats.values import PYTHON, copy_value
@@ -22,6 +29,8 @@ from millrace.text.stops import Patterns
 _SEPARATOR = re.compile(r"[\s,;]+")
 _NAME = re.compile(r"[\w.\-]+")
 _KEY = re.compile(r"\w+")
+_PLAIN = re.compile(r"[^,()\[\]{}<`]+")
+_DEPTH = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
 
 
 def decode_python(state: Decoding, syntax: PythonCalls) -> Steps[None]:
@@ -94,31 +103,26 @@ def _plain(name: str, state: Decoding) -> str:
     return name
 
 
-def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = resolve(schema, schema).get("properties")
-    return found if isinstance(found, Mapping) else {}
-
-
 def _arguments(state: Decoding, schema: Mapping[str, Any]) -> Steps[None]:
     reader = state.reader
-    properties = _properties(schema)
-    order = list(properties)
-    state.write("{")
-    count = 0
+    known = properties(schema)
+    free = parameter_order(schema)
+    surplus = (f"arg{number}" for number in itertools.count())
+    lead = "{"
     while True:
         yield from reader.run(_SEPARATOR, discard)
         if (yield from reader.skip(")")):
             break
         key = yield from _keyword(state)
+        named = key is not None
         if key is None:
-            if count >= len(order):
-                state.complete("}")
-                raise Malformed("too many arguments")
-            key = order[count]
-        lead = (", " if count else "") + json.dumps(key, ensure_ascii=False) + ": "
-        yield from _value(state, lead, properties.get(key), schema)
-        count += 1
-    state.write("}")
+            key = free[0] if free else next(surplus)
+        if key in free:
+            free.remove(key)
+        lead += json.dumps(key, ensure_ascii=False) + ": "
+        yield from _value(state, lead, known.get(key), schema, named)
+        lead = ", "
+    state.write("{}" if lead == "{" else "}")
 
 
 def _keyword(state: Decoding) -> Steps[str | None]:
@@ -135,21 +139,84 @@ def _keyword(state: Decoding) -> Steps[str | None]:
     return None
 
 
-def _value(state: Decoding, lead: str, kind: Any, schema: Mapping[str, Any]) -> Steps[None]:
+def _value(
+    state: Decoding, lead: str, kind: Any, schema: Mapping[str, Any], named: bool
+) -> Steps[None]:
     reader = state.reader
-    quoted = (yield from reader.peek()) in ('"', "'")
-    if quoted and is_text(kind, schema):
+    char = yield from reader.peek()
+    if char in QUOTES and is_text(kind, schema):
         state.write(lead)
-        yield from copy_value(
-            reader, PYTHON, state.write, lambda closing: state.complete(closing + "}")
-        )
+        yield from copy_value(reader, PYTHON, state.write, state.suspect)
         return
+    here = reader.hold()
     parts: list[str] = []
-    yield from copy_value(reader, PYTHON, parts.append, lambda _: state.complete("}"))
-    state.write(lead + coerce_json("".join(parts), kind, schema))
+    try:
+        yield from copy_value(reader, PYTHON, parts.append)
+        bare = char not in QUOTES and parts[0].startswith('"')
+        whole = not bare and (yield from _at_border(state))
+    except Malformed:
+        if not state.may_return():
+            raise
+        whole = False
+    if whole:
+        state.write(lead + coerce_json("".join(parts), kind, schema))
+    else:
+        reader.back(here)
+        state.write(lead + coerce((yield from _unquoted(state, named)), kind, schema))
+    reader.release(here)
+
+
+def _at_border(state: Decoding) -> Steps[bool]:
+    """Whether an argument may end here: a comma, the end of the call, or the next keyword."""
+    reader = state.reader
+    here = reader.hold()
+    yield from state.blanks()
+    char = yield from reader.peek()
+    found = char in (",", ")", ";") or (yield from _keyword(state)) is not None
+    reader.back(here)
+    reader.release(here)
+    return found
+
+
+def _unquoted(state: Decoding, named: bool) -> Steps[str]:
+    """Text that stands for itself, up to the end of the call or the next argument.
+
+    After a keyword only another keyword is one: `city=Paris, France, days=3` has two arguments.
+    """
+    reader = state.reader
+    parts: list[str] = []
+    depth = 0
+    while True:
+        yield from reader.run(_PLAIN, parts.append)
+        char = yield from reader.peek()
+        if not char or (yield from reader.sees_any(state.marks)):
+            raise Malformed("cut off")
+        if not depth and (
+            char == ")" or (char == "," and (yield from _new_argument(state, named)))
+        ):
+            break
+        depth = max(0, depth + _DEPTH.get(char, 0))
+        parts.append((yield from reader.take()))
+    text = "".join(parts).strip()
+    if not text:
+        raise Malformed("no value")
+    return text
+
+
+def _new_argument(state: Decoding, named: bool) -> Steps[bool]:
+    if not named:
+        return True
+    reader = state.reader
+    here = reader.hold()
+    yield from reader.run(_SEPARATOR, discard)
+    found = (yield from _keyword(state)) is not None or (yield from reader.peek()) == ")"
+    reader.back(here)
+    reader.release(here)
+    return found
 
 
 def _shell(state: Decoding, syntax: PythonCalls, name: str) -> Steps[None]:
+    """`name rest of the line`: the rest is the first argument, unless it is `key=value` pairs."""
     ends = ["\n", *([syntax.fence] if syntax.fence else [])]
     line, marker = yield from state.reader.collect(Patterns(ends))
     if marker is not None:
@@ -157,23 +224,16 @@ def _shell(state: Decoding, syntax: PythonCalls, name: str) -> Steps[None]:
     elif state.reader.truncated:
         raise Malformed("cut off")
     schema = state.schema(name)
-    properties = _properties(schema)
+    known = properties(schema)
     try:
         words = shlex.split(line)
     except ValueError:
         words = line.split()
-    if len(properties) == 1 and len(words) > 1 and "=" not in words[0]:
-        words = [line.strip()]
-    values: dict[str, str] = {}
-    for word in words:
-        key, equals, value = word.partition("=")
-        key = key.removeprefix("--")
-        if not (equals and key in properties):
-            free = [name for name in properties if name not in values]
-            if not free:
-                raise Malformed("too many arguments")
-            key, value = free[0], word
-        values[key] = coerce(value, properties.get(key), schema)
+    pairs = [word.removeprefix("--").partition("=") for word in words]
+    if not all(equals and key in known for key, equals, _ in pairs):
+        first = next(iter(parameter_order(schema)), "input")
+        pairs = [(first, "=", words[0] if len(words) == 1 else line.strip())]
     state.begin(name)
-    entries = (f"{json.dumps(key, ensure_ascii=False)}: {text}" for key, text in values.items())
-    state.write("{" + ", ".join(entries) + "}")
+    entries = {key: coerce(value, known.get(key), schema) for key, _, value in pairs}
+    body = (f"{json.dumps(key, ensure_ascii=False)}: {text}" for key, text in entries.items())
+    state.write("{" + ", ".join(body) + "}")

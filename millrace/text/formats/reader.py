@@ -16,6 +16,7 @@ T = TypeVar("T")
 Steps = Generator[None, None, T]
 Write = Callable[[str], None]
 
+_WINDOW = 4096
 _WORDLIKE = re.compile(r"[\w\s:.]*\Z")
 
 
@@ -27,21 +28,32 @@ def discard(_: str) -> None:
     """A sink for text nobody wants."""
 
 
+def is_wordy(marker: str) -> bool:
+    """Whether a text could as well be plain words."""
+    return _WORDLIKE.match(marker) is not None
+
+
 class Reader:
     """The text not yet consumed; positions are absolute, and a held position can be returned to."""
 
     def __init__(self) -> None:
         self._text = ""
         self._base = 0
+        self._past: list[str] = []
         self._holds: list[int] = []
         self.at = 0
         self.ended = False
         self.truncated = False
 
     def feed(self, text: str) -> None:
-        keep = min([self.at, *self._holds]) - self._base
-        self._text = self._text[keep:] + text
-        self._base += keep
+        # What is only held lies apart, so that a long hold costs each chunk nothing.
+        used = self.at - self._base
+        if not self._holds:
+            self._past.clear()
+        elif used:
+            self._past.append(self._text[:used])
+        self._text = self._text[used:] + text
+        self._base = self.at
 
     def end(self, truncated: bool) -> None:
         self.ended = True
@@ -60,12 +72,19 @@ class Reader:
         if position in self._holds:
             self._holds.remove(position)
 
-    def forget(self) -> None:
-        """Gives up every held position: what was read so far is final."""
-        self._holds.clear()
-
     def back(self, position: int) -> None:
+        if position < self._base:
+            self._text = "".join([*self._past, self._text])
+            self._base -= sum(map(len, self._past))
+            self._past.clear()
         self.at = position
+
+    def since(self, position: int) -> str:
+        """The text between a held position and here."""
+        here = self.at
+        self.back(position)
+        self.at = here
+        return self._slice(position, here)
 
     def drop_rest(self) -> None:
         self.at = self._base + len(self._text)
@@ -101,6 +120,18 @@ class Reader:
             self.at += len(text)
         return found
 
+    def sees_any(self, patterns: Patterns) -> Steps[bool]:
+        """Whether one of `patterns` comes next."""
+        state = size = 0
+        while True:
+            found = yield from self.peek(size + 1)
+            following = patterns.next[state].get(found[size]) if len(found) > size else None
+            if following is None:
+                return False
+            state, size = following, size + 1
+            if patterns.longest[state] == size:
+                return True
+
     def run(self, pattern: re.Pattern[str], write: Write) -> Steps[None]:
         """Writes characters as they come while the one-character class `pattern` matches them."""
         while True:
@@ -126,9 +157,12 @@ class Reader:
         scan = Scan(patterns)
         origin = scanned = self.at
         while True:
-            fresh = self._text[scanned - self._base :]
+            fresh = self._slice(scanned, scanned + _WINDOW)
             scanned += len(fresh)
             match = scan.feed(fresh)
+            if match is None and scanned < self._base + len(self._text):
+                self._write(origin + scan.safe, write)
+                continue
             if match is None and self.ended:
                 match = scan.finish()
                 if match is not None and self.truncated and scan.live <= match.start:
@@ -142,7 +176,7 @@ class Reader:
             if self.ended:
                 rest = self._slice(self.at, scanned)
                 self.at = scanned
-                if rest and not (self.truncated and not _WORDLIKE.match(rest)):
+                if rest and not (self.truncated and not is_wordy(rest)):
                     write(rest)
                 return None
             yield

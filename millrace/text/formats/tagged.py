@@ -41,7 +41,6 @@ def decode_tagged(state: Decoding, syntax: TaggedCalls) -> Steps[None]:
         first = False
         marker = yield from reader.until(borders, discard)
     if marker is None:
-        state.complete("}")
         raise Malformed("cut off")
     state.write("}")
     state.end()
@@ -54,7 +53,6 @@ def _parameter(
     header, marker = yield from reader.collect(Patterns([syntax.param_end]))
     match = syntax.param_pattern.match(header)
     if marker is None or match is None:
-        state.complete("}")
         raise Malformed("no parameter name")
     if syntax.value_open:
         yield from state.blanks()
@@ -72,13 +70,11 @@ def _parameter(
         state.write(lead + '"')
         marker = yield from reader.until(Patterns(closes), lambda text: state.write(escape(text)))
         if marker is None:
-            state.complete('"}')
             raise Malformed("cut off")
         state.write('"')
     else:
         text, marker = yield from reader.collect(Patterns(closes))
         if marker is None:
-            state.complete("}")
             raise Malformed("cut off")
         state.write(lead + coerce(text, kind, schema))
     if marker == _CDATA_END:
@@ -105,7 +101,6 @@ def _nested_parameter(
     reader = state.reader
     key, marker = yield from reader.collect(Patterns([">"]))
     if marker is None or not re.match(r"[\w.\-]+\Z", key):
-        state.complete("}")
         raise Malformed("no parameter name")
     lead = ("" if first else ", ") + json.dumps(key, ensure_ascii=False) + ": "
     kind = _declared(schema, key, {})
@@ -114,13 +109,11 @@ def _nested_parameter(
         state.write(lead + '"')
         marker = yield from reader.until(Patterns([close]), lambda text: state.write(escape(text)))
         if marker is None:
-            state.complete('"}')
             raise Malformed("cut off")
         state.write('"')
         return
     text, marker = yield from reader.collect(Patterns([close]))
     if marker is None:
-        state.complete("}")
         raise Malformed("cut off")
     state.write(lead + _element(text, syntax.nested, kind, schema))
 

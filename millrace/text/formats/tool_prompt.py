@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from millrace.text.formats.call_encoder import Call, write_calls
-from millrace.text.formats.coerce import kinds, resolve
+from millrace.text.formats.coerce import kinds, parameter_order, resolve
 from millrace.text.formats.syntax import OutputFormat
 from millrace.text.formats.tools import ToolSpec
 
@@ -67,11 +67,10 @@ def _as_python(tools: Sequence[ToolSpec]) -> str:
 
 def _stub(tool: ToolSpec) -> str:
     required = set(tool.required)
-    entries = sorted(tool.properties.items(), key=lambda entry: entry[0] not in required)
     arguments = []
     notes = []
-    for key, schema in entries:
-        schema = resolve(schema, tool.parameters)
+    for key in parameter_order(tool.parameters):
+        schema = resolve(tool.properties.get(key), tool.parameters)
         text = f"{key}: {_annotation(schema, tool.parameters)}"
         if key not in required:
             text += f" = {schema['default']!r}" if "default" in schema else " = None"

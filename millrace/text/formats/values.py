@@ -17,6 +17,8 @@ from millrace.text.stops import Patterns
 _BLANK = re.compile(r"\s+")
 _NUMBER = re.compile(r"[0-9+\-.eE_]+")
 _NAME = re.compile(r"[\w]+")
+_ATOM = re.compile(r"[\w.+\-]+")
+_ENDS = {"object": "}", "list": "])", "set": "}"}
 _WORDS = {"true": "true", "false": "false", "null": "null"}
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 _JSON_ESCAPES = set('"\\/bfnrt')
@@ -48,19 +50,17 @@ def escape(text: str) -> str:
 
 
 class Value:
-    """Copies one value. `closing` is what would complete the JSON written so far."""
+    """Copies one value."""
 
-    def __init__(self, reader: Reader, dialect: ValueDialect, write: Write) -> None:
+    def __init__(
+        self, reader: Reader, dialect: ValueDialect, write: Write, wary: Callable[[], bool]
+    ) -> None:
         self._reader = reader
         self._dialect = dialect
         self._write = write
+        self._wary = wary
         self._stack: list[str] = []
-        self._tail = "null"
         self._delimiter = Patterns([dialect.delimiter]) if dialect.delimiter else None
-
-    @property
-    def closing(self) -> str:
-        return self._tail + "".join(reversed(self._stack))
 
     def copy(self) -> Steps[None]:
         reader = self._reader
@@ -70,10 +70,9 @@ class Value:
             if opened:
                 if (yield from self._empty()):
                     opened = False
-                elif self._stack[-1] == "}":
+                elif self._stack[-1] == "object":
                     yield from self._key()
             if not opened:
-                self._tail = ""
                 while self._stack:
                     ended = yield from self._next()
                     if not ended:
@@ -89,13 +88,14 @@ class Value:
             yield from self._delimited()
         elif char == '"' or (char == "'" and self._dialect.python):
             yield from self._string()
-        elif char in ("{", "["):
+        elif char == "{":
+            is_set = self._dialect.python and (yield from self._opens_set())
             reader.at += 1
-            self._push(char, "}" if char == "{" else "]")
+            self._push("set" if is_set else "object")
             return True
-        elif char == "(" and self._dialect.python:
+        elif char == "[" or (char == "(" and self._dialect.python):
             reader.at += 1
-            self._push("[", "]")
+            self._push("list")
             return True
         elif char and (char in "+-." or char.isdigit()):
             yield from self._number()
@@ -105,15 +105,39 @@ class Value:
             raise Malformed(char)
         return False
 
-    def _push(self, bracket: str, closing: str) -> None:
+    def _opens_set(self) -> Steps[bool]:
+        """Whether the brace here opens a set: its first element is followed by no colon."""
+        reader = self._reader
+        here = reader.hold()
+        reader.at += 1
+        yield from reader.run(_BLANK, discard)
+        char = yield from reader.peek()
+        found = char not in ("", "}")
+        if char in ('"', "'"):
+            reader.at += 1
+            try:
+                yield from read_string(reader, char, discard, True)
+            except Malformed:
+                found = False
+        else:
+            yield from reader.run(_ATOM, discard)
+        yield from reader.run(_BLANK, discard)
+        found = found and (yield from reader.peek()) != ":"
+        reader.back(here)
+        reader.release(here)
+        return found
+
+    def _push(self, kind: str) -> None:
         if len(self._stack) >= MAX_DEPTH:
             raise Malformed("nested too deeply")
-        self._write(bracket)
-        self._stack.append(closing)
-        self._tail = ""
+        self._write("{" if kind == "object" else "[")
+        self._stack.append(kind)
 
     def _closes(self, char: str) -> bool:
-        return char == self._stack[-1] or (char == ")" and self._stack[-1] == "]")
+        return bool(char) and char in _ENDS[self._stack[-1]]
+
+    def _close(self, blank: str = "") -> None:
+        self._write(blank + ("}" if self._stack.pop() == "object" else "]"))
 
     def _empty(self) -> Steps[bool]:
         yield from self._reader.run(_BLANK, self._write)
@@ -122,7 +146,7 @@ class Value:
             raise Malformed("cut off")
         if self._closes(char):
             self._reader.at += 1
-            self._write(self._stack.pop())
+            self._close()
             return True
         return False
 
@@ -133,7 +157,7 @@ class Value:
         yield from reader.run(_BLANK, blank.append)
         char = yield from reader.take()
         if self._closes(char):
-            self._write("".join(blank) + self._stack.pop())
+            self._close("".join(blank))
             return True
         if char != ",":
             raise Malformed(char)
@@ -144,14 +168,13 @@ class Value:
             raise Malformed("cut off")
         if self._closes(char):
             reader.at += 1
-            self._write("".join(blank) + self._stack.pop())
+            self._close("".join(blank))
             return True
         lead = "".join(blank) + "," + "".join(after)
-        if self._stack[-1] == "}":
+        if self._stack[-1] == "object":
             yield from self._key(lead)
         else:
             self._write(lead)
-            self._tail = "null"
         return False
 
     def _key(self, lead: str = "") -> Steps[None]:
@@ -159,17 +182,21 @@ class Value:
         char = yield from reader.peek()
         if self._dialect.delimiter and (yield from reader.skip(self._dialect.delimiter)):
             self._write(lead)
-            yield from self._delimited(": null")
+            yield from self._delimited()
         elif char == '"' or (char == "'" and self._dialect.python):
             self._write(lead)
-            yield from self._string(": null", key=True)
+            yield from self._string(key=True)
         elif self._dialect.delimiter and (char.isalpha() or char == "_"):
             name, colon = yield from reader.collect(Patterns([":"]))
             if colon is None:
                 raise Malformed("cut off")
             reader.at -= 1
             self._write(lead + json.dumps(name.strip(), ensure_ascii=False))
-            self._tail = ": null"
+        elif self._dialect.python:
+            name = yield from reader.word(_ATOM)
+            if not name:
+                raise Malformed(char)
+            self._write(lead + json.dumps(name, ensure_ascii=False))
         else:
             raise Malformed(char)
         blank: list[str] = []
@@ -177,39 +204,35 @@ class Value:
         if (yield from reader.take()) != ":":
             raise Malformed("a key without a value")
         self._write("".join(blank) + ":")
-        self._tail = " null"
         yield from reader.run(_BLANK, self._write)
-        self._tail = "null"
 
-    def _delimited(self, after: str = "") -> Steps[None]:
+    def _delimited(self) -> Steps[None]:
         assert self._delimiter is not None
         self._write('"')
-        self._tail = '"' + after
         found = yield from self._reader.until(
             self._delimiter, lambda text: self._write(escape(text))
         )
         if found is None:
             raise Malformed("cut off")
         self._write('"')
-        self._tail = after
 
-    def _string(self, after: str = "", key: bool = False) -> Steps[None]:
+    def _string(self, key: bool = False) -> Steps[None]:
         write = self._write
         quote = yield from self._reader.take()
         if self._dialect.python and (yield from self._reader.skip(quote * 2)):
             triple = yield from self._reader.sees(quote)
             if not triple:
                 write('""')
-                self._tail = after
                 return
             self._reader.at += 1
             quote *= 3
         write('"')
-        self._tail = '"' + after
-        loose = self._dialect.python and not key and len(quote) == 1
-        yield from read_string(self._reader, quote, write, python=self._dialect.python, loose=loose)
+        python = self._dialect.python
+        loose = python and not key and len(quote) == 1
+        yield from read_string(
+            self._reader, quote, write, python, lambda: loose and not self._wary()
+        )
         write('"')
-        self._tail = after
 
     def _number(self) -> Steps[None]:
         self._write(number((yield from self._reader.word(_NUMBER))))
@@ -220,7 +243,7 @@ class Value:
             self._write(word)
         elif word in _PYTHON_WORDS:
             self._write(_PYTHON_WORDS[word])
-        elif self._dialect.delimiter:
+        elif self._dialect.delimiter or self._dialect.python:
             self._write(json.dumps(word, ensure_ascii=False))
         else:
             raise Malformed(word)
@@ -243,7 +266,11 @@ def number(text: str) -> str:
 
 
 def read_string(
-    reader: Reader, quote: str, write: Write, *, python: bool = False, loose: bool = False
+    reader: Reader,
+    quote: str,
+    write: Write,
+    python: bool = False,
+    loose: Callable[[], bool] = lambda: False,
 ) -> Steps[None]:
     """Writes the inside of a string, as the inside of a JSON string, up to its closing quote.
 
@@ -258,7 +285,7 @@ def read_string(
         if char == "\\":
             yield from _escape(reader, write, python)
         elif char == quote[0] and (yield from reader.sees(quote)):
-            if not loose or (yield from _may_end(reader)):
+            if not loose() or (yield from _may_end(reader)):
                 reader.at += len(quote)
                 return
             reader.at += 1
@@ -303,7 +330,7 @@ def _escape(reader: Reader, write: Write, python: bool) -> Steps[None]:
 
 
 def copy_unquoted(reader: Reader, write: Write) -> Steps[None]:
-    """A JSON string whose text is itself JSON: writes that text, unescaped, as it arrives."""
+    """A string in either quotes: writes its own text, unescaped, as it arrives."""
     held: list[str] = []
 
     def decode(part: str) -> None:
@@ -315,20 +342,17 @@ def copy_unquoted(reader: Reader, write: Write) -> Steps[None]:
             return
         write(json.loads(f'"{text}"'))
 
-    reader.at += 1
-    yield from read_string(reader, '"', decode)
+    quote = yield from reader.take()
+    yield from read_string(reader, quote, decode, quote == "'")
     if held:
         write(json.loads(f'"{"".join(held)}"').encode("utf-8", "replace").decode())
 
 
 def copy_value(
-    reader: Reader, dialect: ValueDialect, write: Write, on_cut: Callable[[str], None] | None = None
+    reader: Reader, dialect: ValueDialect, write: Write, wary: Callable[[], bool] = lambda: False
 ) -> Steps[None]:
-    """Copies one value; when it is malformed or cut off, `on_cut` gets what would complete it."""
-    value = Value(reader, dialect, write)
-    try:
-        yield from value.copy()
-    except Malformed:
-        if on_cut is not None:
-            on_cut(value.closing)
-        raise
+    """Copies one value; when it is malformed or cut off, a part of it has been written.
+
+    Once `wary` says so, a quote inside a string is its end, however loosely the family quotes.
+    """
+    yield from Value(reader, dialect, write, wary).copy()
