@@ -73,6 +73,7 @@ def build(
     runner = Runner(loaded.model, loaded.caches, forward=forward, recurring=not on_cpu)
     cost = replace(runner.cost, chunk=config.prefill_chunk or 0)
     budget = Budget(cost, config.kv_memory or max(_LEAST_KV_MEMORY, rest))
+    device.bound_freed(loaded.weight_bytes + budget.limit + (cached if config.cache else 0))
     index = store = None
     if config.cache:
         disk, problem = _disk(config, runner.layout, loaded.dtype)

@@ -7,6 +7,7 @@ Run as a module it prints a `Probe` as JSON, so that another process can survive
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import sys
@@ -24,6 +25,11 @@ Dtype = Literal["float32", "float16", "bfloat16"]
 
 MIB = 1024**2
 GIB = 1024**3
+
+_FREED_SHARE = 10
+"""Freed buffers of a CPU engine may take this part of what it was given."""
+_M_MMAP_THRESHOLD = -3
+_LARGE_BUFFER = MIB
 
 _PACKAGES = ("mlx", "mlx-lm", "tokenizers")
 
@@ -124,6 +130,18 @@ def cache_limit(device: Device) -> int:
     return max(min(8 * GIB, device.budget // 8), min(256 * MIB, device.budget // 2))
 
 
+def bound_freed(given: int) -> None:
+    """Keep freed buffers small beside the bytes that weights, state and cache were given.
+
+    Elsewhere than on a CPU an allocation is dear, and the memory is the card's own.
+    """
+    mx, device = core(), describe()
+    bound = given // _FREED_SHARE
+    if device.kind == "cpu" and bound < cache_limit(device) and hasattr(mx, "set_cache_limit"):
+        mx.set_cache_limit(bound)
+        _return_large_buffers()
+
+
 def measure_matmul(dtype: Dtype = "float32", *, seconds: float = 0.5) -> float:
     """The best of several square products, in GFLOP/s."""
     mx = core()
@@ -200,6 +218,15 @@ def _try_wire(mx: Any, size: int) -> int | None:
     except (RuntimeError, ValueError):
         return None
     return size
+
+
+def _return_large_buffers() -> None:
+    """Have the C library give large buffers back to the system as soon as they are freed.
+
+    glibc stops doing so once some have been freed, and then keeps holes between those still in use.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BUFFER)
 
 
 def _cpu_name() -> str:

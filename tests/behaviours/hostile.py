@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import httpx
 from api.endpoint import Endpoint
 from api.endpoints import CHAT, COMPLETIONS, GENERATE, MESSAGES, OLLAMA, RESPONSES
+from conftest import Server
 
 INTEGERS = ("-1", "0", "2147483648", "9223372036854775808", "18446744073709551616", "1" + "0" * 40)
 OTHERS = (
@@ -148,3 +150,36 @@ def beside(client: httpx.Client, endpoint: Endpoint, body: dict[str, Any]) -> It
         yield stream
     finally:
         stream.leave()
+
+
+def resident(pid: int) -> int:
+    """Bytes that a process holds in memory."""
+    told = subprocess.run(["ps", "-o", "rss=", "-p", str(pid)], capture_output=True, text=True)
+    return int(told.stdout) * 1024
+
+
+class Watched:
+    """The largest value of something that is looked at all the while."""
+
+    def __init__(self, look: Callable[[], int]) -> None:
+        self._look = look
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.peak = 0
+
+    def _run(self) -> None:
+        while not self._done.wait(0.05):
+            self.peak = max(self.peak, self._look())
+
+    def __enter__(self) -> Watched:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+
+def health(server: Server) -> tuple[int, dict[str, Any]]:
+    response = server.http.get("/health", timeout=30)
+    return response.status_code, dict(response.json())

@@ -82,6 +82,25 @@ def test_the_cache_never_takes_most_of_the_budget(kind: device.Kind, budget: int
     assert limit <= 8 * GIB
 
 
+@pytest.mark.parametrize(("given", "limit"), [(300 * MIB, 30 * MIB), (64 * GIB, None)])
+def test_freed_buffers_are_small_beside_what_was_given(
+    monkeypatch: pytest.MonkeyPatch, given: int, limit: int | None
+) -> None:
+    mx = FakeMlx("cpu", {})
+    monkeypatch.setattr(device, "core", lambda: mx)
+    monkeypatch.setattr(device, "host_memory", lambda: 16 * GIB)
+    monkeypatch.setattr(device, "_return_large_buffers", lambda: None)
+    device.bound_freed(given)
+    assert mx.calls.get("cache") == limit
+
+
+def test_freed_buffers_of_a_card_are_not_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    mx = FakeMlx("cuda", {"total_memory": 140 * GIB})
+    monkeypatch.setattr(device, "core", lambda: mx)
+    device.bound_freed(GIB)
+    assert not mx.calls
+
+
 def test_memory_respects_the_container(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blas, "cgroup_values", lambda _: ["max", str(MIB)])
     assert device.host_memory() == MIB
