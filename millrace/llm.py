@@ -22,16 +22,15 @@ from types import TracebackType
 from typing import Any, TypeVar, overload
 
 from millrace.config import EngineConfig, Weights
-from millrace.protocol import Sampling
 from millrace.serving.fold import fold
 from millrace.serving.inprocess import ThreadConnection
 from millrace.serving.metrics import Metrics
 from millrace.serving.model import ServedModel
 from millrace.serving.opening import open_model
 from millrace.serving.request import Request
+from millrace.serving.wishes import Wishes, fill
 from millrace.text.deltas import Content, Delta
 from millrace.text.dialect import Conversation
-from millrace.text.stops import parse_stops
 
 T = TypeVar("T")
 Message = dict[str, Any]
@@ -209,11 +208,9 @@ class LLM:
             request = Request(id=id, prompt=model.text_prompt(prompt))
         else:
             request = model.chat(id, Conversation(prompt))
-        names = set(Sampling.__struct_fields__)
-        sampling = model.defaults | {k: options.pop(k) for k in list(options) if k in names}
-        request.sampling = Sampling(**sampling)
-        if "stop" in options:
-            request.stops = parse_stops(options.pop("stop"))
+        wishes = {k: options.pop(k) for k in list(options) if k in Wishes.__struct_fields__}
+        wishes["logit_bias"] = {str(k): v for k, v in (wishes.get("logit_bias") or {}).items()}
+        fill(request, Wishes(**wishes), model)
         for name, value in options.items():
             if name not in Request.__struct_fields__:
                 raise TypeError(f"generate() has no option '{name}'")

@@ -31,6 +31,8 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """Over all that the choice has made, as the frequency penalty."""
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] = {}
+    bad_words: list[list[int]] = []
+    """Runs of tokens, none of which is ever completed."""
     min_tokens: int = 0
     """No stop token is drawn before this many tokens are made."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
 
 from starlette.requests import Request as HttpRequest
 
@@ -22,18 +21,11 @@ def run(http: HttpRequest, model: ServedModel, request: Request) -> Running:
 
 def run_group(http: HttpRequest, model: ServedModel, requests: list[Request]) -> Group:
     """Must be closed, however it ends."""
-    return _counted(http, Group(model, [_marked(http, r) for r in requests]))
+    members = model.run_all([_marked(http, r) for r in requests])
+    return Group([_counted(http, m) for m in members])
 
 
-def run_all(http: HttpRequest, model: ServedModel, requests: list[Request]) -> list[Running]:
-    """Each with a stream of its own; every one must be closed."""
-    return [_counted(http, r) for r in model.run_all([_marked(http, r) for r in requests])]
-
-
-_Any = TypeVar("_Any", Running, Group)
-
-
-def _counted(http: HttpRequest, running: _Any) -> _Any:
+def _counted(http: HttpRequest, running: Running) -> Running:
     """What it costs is charged to its caller when it ends, where the server has limits."""
     charge: Callable[[int], None] | None = http.scope.get("state", {}).get("charge")
     if charge is not None:

@@ -1,4 +1,4 @@
-"""Sparse changes to a row's logits: penalties, biases, and stop tokens that may not come yet.
+"""Sparse changes to a row's logits: penalties, biases, and tokens that may not come yet or at all.
 
 Only the tokens concerned are touched, a few hundred of a vocabulary of a hundred thousand, so a row
 without such parameters pays nothing and one with them pays little. The state lives on the host and
@@ -7,6 +7,7 @@ is kept up to date token by token. Ids outside the logits' width change nothing:
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 
 import numpy as np
@@ -27,6 +28,7 @@ def wanted(sampling: Sampling) -> bool:
         or sampling.presence_penalty
         or sampling.frequency_penalty
         or sampling.logit_bias
+        or sampling.bad_words
         or sampling.min_tokens
     )
 
@@ -48,6 +50,8 @@ class Penalties:
         self._counts: dict[int, int] = {}
         held_back = [t for t in stops if t in _IDS] if sampling.min_tokens else []
         self._stops: Ids = np.unique(np.array(held_back, np.int32))
+        self._words = [tuple(w) for w in sampling.bad_words if w and w[-1] in _IDS]
+        self._recent: deque[int] = deque(maxlen=max(map(len, self._words), default=1))
         for token, bias in sampling.logit_bias.items():
             if token in _IDS:
                 slot = self._reserve(token)  # first: it may put larger arrays in place
@@ -61,6 +65,7 @@ class Penalties:
 
     def accept(self, token: int) -> None:
         """A token was drawn."""
+        self._recent.append(token)
         s = self._sampling
         if s.repetition_penalty == 1.0 and not s.presence_penalty and not s.frequency_penalty:
             return
@@ -79,10 +84,13 @@ class Penalties:
         return self._ids[:n], self._factor[:n], self._shift[:n]
 
     def banned(self, generated: int, width: int) -> Ids:
-        """The stop tokens that may not be token number `generated`."""
-        if generated >= self._sampling.min_tokens:
-            return self._stops[:0]
-        return self._stops[self._stops < width]
+        """What may not be token number `generated`: stop tokens too early, ends of bad words."""
+        held_back = self._stops if generated < self._sampling.min_tokens else self._stops[:0]
+        if self._words:
+            recent = tuple(self._recent)
+            ends = [w[-1] for w in self._words if recent[len(recent) - len(w) + 1 :] == w[:-1]]
+            held_back = np.unique(np.concatenate([held_back, np.array(ends, np.int32)]))
+        return held_back[held_back < width]
 
     def _reserve(self, token: int) -> int:
         slot = self._slot.get(token)

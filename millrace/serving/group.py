@@ -1,89 +1,86 @@
-"""Several requests answered as one: a list of prompts, whose events come in one stream."""
+"""Several requests answered as one: the one place where streams of events come together."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
-from millrace.serving.model import Running, ServedModel
-from millrace.serving.request import Request
-from millrace.text.deltas import Delta, Event, Idle, PromptScores, Usage
+from millrace.errors import Cancelled
+from millrace.serving.model import Running
+from millrace.text.deltas import Delta, Event, PromptScores, Usage
 
 _AHEAD = 64
 """Events that are read ahead of a client; what comes then waits, put together, at its source."""
+_Queue = asyncio.Queue[tuple[int, Event | Exception | None]]
 
 
 class Group:
-    """Choice k of prompt i is choice i·n + k of the group. Must be closed, like a Running."""
+    """Must be closed, like each of its members."""
 
-    def __init__(self, model: ServedModel, requests: list[Request]) -> None:
-        self._members = model.run_all(requests)
+    def __init__(self, members: Sequence[Running]) -> None:
+        self.members = members
 
     @property
     def n(self) -> int:
-        return sum(m.n for m in self._members)
-
-    def on_end(self, report: Callable[[Usage], None]) -> None:
-        """`report` receives once per member what it has cost."""
-        for member in self._members:
-            member.on_end(report)
+        return sum(m.n for m in self.members)
 
     def close(self) -> None:
-        for member in self._members:
+        for member in self.members:
             member.close()
 
     async def events(self) -> AsyncIterator[Event]:
-        if len(self._members) == 1:
-            async for event in self._members[0].events():
-                yield event
+        """As of one request: choice k of member i is choice i·n + k, and the costs add up."""
+        cost = Usage(0, 0)
+        firsts = [sum(m.n for m in self.members[:i]) for i in range(len(self.members))]
+        async for number, event in self.numbered():
+            match event:
+                case Delta(choice=choice):
+                    yield msgspec.structs.replace(event, choice=firsts[number] + choice)
+                case PromptScores(items=items):
+                    yield PromptScores(firsts[number], items)
+                case Usage():
+                    both = zip(
+                        msgspec.structs.astuple(cost), msgspec.structs.astuple(event), strict=True
+                    )
+                    cost = Usage(*(a + b for a, b in both))
+                case Cancelled():
+                    raise event
+                case _:
+                    yield event
+        yield cost
+
+    async def numbered(self) -> AsyncIterator[tuple[int, Event | Cancelled]]:
+        """Each event with its member's number; a cancellation is the last event of its member."""
+        if len(self.members) == 1:
+            try:
+                async for event in self.members[0].events():
+                    yield 0, event
+            except Cancelled as cancelled:
+                yield 0, cancelled
             return
-        queue: asyncio.Queue[Event | BaseException | None] = asyncio.Queue(_AHEAD)
-        tasks = [
-            asyncio.create_task(_forward(member, i * member.n, queue))
-            for i, member in enumerate(self._members)
-        ]
+        queue: _Queue = asyncio.Queue(_AHEAD)
+        tasks = [asyncio.create_task(_forward(i, m, queue)) for i, m in enumerate(self.members)]
+        left = len(tasks)
         try:
-            async for event in _merge(queue, len(tasks)):
-                yield event
+            while left:
+                number, item = await queue.get()
+                if item is None:
+                    left -= 1
+                elif isinstance(item, Cancelled) or not isinstance(item, Exception):
+                    yield number, item
+                else:
+                    raise item
         finally:
             for task in tasks:
                 task.cancel()
 
 
-async def _forward(
-    member: Running, first: int, queue: asyncio.Queue[Event | BaseException | None]
-) -> None:
+async def _forward(number: int, member: Running, queue: _Queue) -> None:
     try:
         async for event in member.events():
-            if isinstance(event, Delta):
-                event = msgspec.structs.replace(event, choice=first + event.choice)
-            elif isinstance(event, PromptScores):
-                event = PromptScores(first, event.items)
-            await queue.put(event)
-        await queue.put(None)
+            await queue.put((number, event))
     except Exception as error:
-        await queue.put(error)
-
-
-async def _merge(
-    queue: asyncio.Queue[Event | BaseException | None], members: int
-) -> AsyncIterator[Event]:
-    prompt = completion = cached = written = reasoning = 0
-    while members:
-        item = await queue.get()
-        match item:
-            case None:
-                members -= 1
-            case BaseException():
-                raise item
-            case Usage():
-                prompt += item.prompt
-                completion += item.completion
-                cached += item.cached
-                written += item.written
-                reasoning += item.reasoning
-            case Delta() | PromptScores() | Idle():
-                yield item
-    yield Usage(prompt, completion, cached, written, reasoning)
+        await queue.put((number, error))
+    await queue.put((number, None))

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from millrace.engine.rng import derive
@@ -16,9 +16,9 @@ from millrace.models.window import read_config
 from millrace.protocol import Choice, PromptLogprobs, RowTokens, Submit
 from millrace.serving.client import EngineClient
 from millrace.serving.in_flight import InFlight, Phase
-from millrace.serving.request import Request, fit
+from millrace.serving.request import Request, SamplingRanges, fit, in_range
 from millrace.serving.workers import TextDesk
-from millrace.text.deltas import Delta, Event, Idle, PromptScores, Usage
+from millrace.text.deltas import Delta, Event, Finish, Idle, PromptScores, Usage
 from millrace.text.dialect import Conversation
 from millrace.text.fim import Infill, infill_of
 from millrace.text.grammar import Demand
@@ -37,8 +37,16 @@ from millrace.text.tasks import (
 
 
 class ServedModel:
-    def __init__(self, name: str, side: TextSide, client: EngineClient) -> None:
+    def __init__(
+        self,
+        name: str,
+        side: TextSide,
+        client: EngineClient,
+        defaults: Mapping[str, float] | None = None,
+    ) -> None:
+        """`defaults` are the server's own, by the names of a request's fields."""
         self.name = name
+        self._defaults = dict(defaults or {})
         self.tokenizer = side.tokenizer
         self.dialect = side.dialect
         self.client = client
@@ -53,10 +61,22 @@ class ServedModel:
 
     @functools.cached_property
     def defaults(self) -> dict[str, Any]:
-        """Sampling defaults that the model's authors recommend."""
+        """Sampling where a request says nothing: the server's, else what the model's authors
+        recommend.
+
+        They may recommend what is no range of ours; their users are not to blame.
+        """
         settings = read_json(self.tokenizer.folder / "generation_config.json", optional=True)
-        wanted = ("temperature", "top_p", "top_k", "min_p")
-        return {k: settings[k] for k in wanted if settings.get(k) is not None}
+        wanted = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        recommended = {k: settings[k] for k in wanted if in_range(k, settings.get(k))}
+        own = {k: v for k, v in self._defaults.items() if k in SamplingRanges.__struct_fields__}
+        return {"temperature": 1.0} | recommended | own
+
+    @property
+    def default_limit(self) -> int | None:
+        """Tokens of an answer where a request says nothing; None is what the window leaves."""
+        limit = self._defaults.get("max_tokens")
+        return None if limit is None else int(limit)
 
     @functools.cached_property
     def infill(self) -> Infill | None:
@@ -118,9 +138,10 @@ class ServedModel:
         """How many tokens the request may make; raises if its prompt alone is too long."""
         if not request.prompt:
             raise BadRequest("The prompt is empty.", param="prompt")
-        left = self.window - len(request.prompt)
+        window = min(self.window, request.window or self.window)
+        left = window - len(request.prompt)
         if left < 1:
-            raise ContextLengthExceeded(len(request.prompt), self.window)
+            raise ContextLengthExceeded(len(request.prompt), window)
         return left if request.max_tokens is None else min(left, request.max_tokens)
 
     def run(self, request: Request) -> Running:
@@ -156,6 +177,8 @@ class ServedModel:
         return len(self.tokenizer.vocabulary)
 
     def _submit(self, request: Request) -> Submit:
+        if request.only_prompt:
+            request.max_tokens = 1  # the engine scores a prompt on its way to a first token
         room = self.budget(request)
         fit(request, self.width, room)
         seed = secrets.randbits(63) if request.seed is None else request.seed
@@ -168,7 +191,7 @@ class ServedModel:
             choices=[Choice(k, derive(seed, k) if k else seed) for k in range(request.n)],
             max_tokens=room,
             sampling=request.sampling,
-            stop_ids=sorted(ends | set(request.stop_token_ids)),
+            stop_ids=sorted(ends | (set(request.stop_token_ids) - set(self._watched(request)))),
             priority=request.priority,
             logprobs=request.logprobs,
             prompt_logprobs=request.prompt_logprobs,
@@ -184,7 +207,13 @@ class ServedModel:
         active = self.client.submit(
             request.id, submit, endpoint=request.endpoint, timeout=request.timeout
         )
-        return Running(self.client, active, [self._pipeline(request) for _ in submit.choices])
+        pipelines = [self._pipeline(request) for _ in submit.choices]
+        return Running(self.client, active, pipelines, request.only_prompt)
+
+    def _watched(self, request: Request) -> list[int]:
+        """Stop tokens that the front must look out for: the engine knows nothing of thoughts."""
+        thoughts = request.chat is not None and self.dialect.thinks
+        return request.stop_token_ids if thoughts and not request.stop_in_reasoning else []
 
     def _pipeline(self, request: Request) -> ChoicePipeline:
         parser = None
@@ -197,6 +226,8 @@ class ServedModel:
             include_stop=request.include_stop,
             stop_in_reasoning=request.stop_in_reasoning,
             stop_token_ids=request.stop_token_ids,
+            watched_ids=self._watched(request),
+            min_tokens=request.sampling.min_tokens,
             skip_special=request.skip_special_tokens,
         )
 
@@ -205,8 +236,13 @@ class Running:
     """A request under way. Whoever holds it must close it, however it ends."""
 
     def __init__(
-        self, client: EngineClient, active: InFlight, pipelines: list[ChoicePipeline]
+        self,
+        client: EngineClient,
+        active: InFlight,
+        pipelines: list[ChoicePipeline],
+        only_prompt: bool = False,
     ) -> None:
+        self._only_prompt = only_prompt
         self._client = client
         self._active = active
         self._pipelines = pipelines
@@ -238,7 +274,7 @@ class Running:
         """What it has cost so far."""
         return Usage(
             prompt=len(self._active.submit.prompt),
-            completion=sum(p.tokens for p in self._pipelines),
+            completion=0 if self._only_prompt else sum(p.tokens for p in self._pipelines),
             cached=self._active.cached,
             written=self._active.written,
             reasoning=sum(p.reasoning_tokens for p in self._pipelines),
@@ -262,7 +298,10 @@ class Running:
                     if pipeline.done:
                         continue
                     for piece, logprobs, tokens in pipeline.feed(item):
-                        yield Delta(choice, piece, logprobs, tokens)
+                        if not self._only_prompt:
+                            yield Delta(choice, piece, logprobs, tokens)
+                        elif isinstance(piece, Finish):
+                            yield Delta(choice, Finish("length"))
                     if pipeline.done and item.finish is None:
                         self._client.finish_choice(active, choice)
                 case PromptLogprobs(items=items):

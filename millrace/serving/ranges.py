@@ -35,6 +35,7 @@ Timeout = Annotated[float, Meta(gt=0.0, le=1e9)]
 """Seconds."""
 Salt = Annotated[str, Meta(max_length=1024)]
 StopText = Annotated[str, Meta(max_length=4096)]
+BadWords = Annotated[list[Annotated[str, Meta(max_length=256)]], Meta(max_length=1024)]
 
 LEAST_SEED, MOST_SEED = -(2**63), 2**64 - 1
 """Any 64 bits, with a sign or without."""

@@ -43,6 +43,10 @@ class Request(msgspec.Struct, kw_only=True):
     n: int = 1
     max_tokens: int | None = None
     """None takes what the context window leaves."""
+    window: int | None = None
+    """A window smaller than the model's own, prompt and answer together."""
+    only_prompt: bool = False
+    """Nothing is to be made: the prompt is scored."""
     stop_token_ids: list[int] = []
     end_token_ids: list[int] = []
     """Further ends of this answer, that mean what the model's own end tokens mean."""
@@ -90,6 +94,15 @@ class SamplingRanges(msgspec.Struct, kw_only=True):
     min_tokens: Count = 0
 
 
+def in_range(name: str, value: object) -> bool:
+    """Whether a field of Sampling may have this value."""
+    try:
+        msgspec.convert({name: value}, SamplingRanges)
+    except msgspec.ValidationError:
+        return False
+    return value is not None
+
+
 class _Ranges(SamplingRanges, kw_only=True):
     n: Choices
     max_tokens: Positive | None
@@ -127,6 +140,8 @@ def fit(request: Request, width: int, room: int) -> None:
     check_tokens("prompt", request.prompt, width)
     check_tokens("stop_token_ids", request.stop_token_ids, width)
     check_tokens("logit_bias", list(sampling.logit_bias), width)
+    for word in sampling.bad_words:
+        check_tokens("bad_words", word, width)
     if request.thinking is not None:
         check_tokens("thinking", request.thinking.ending, width)
         budget = max(0, min(request.thinking.budget, room))

@@ -33,9 +33,16 @@ class ChoicePipeline:
         include_stop: bool = False,
         stop_in_reasoning: bool = False,
         stop_token_ids: Sequence[int] = (),
+        watched_ids: Sequence[int] = (),
+        min_tokens: int = 0,
         skip_special: bool = True,
     ) -> None:
+        """`watched_ids` are stop tokens that the engine does not know, since they end nothing
+        inside a thought.
+        """
+        self._vocabulary, self._skip_special = vocabulary, skip_special
         self._parser = parser
+        self._watched, self._min_tokens = frozenset(watched_ids), min_tokens
         # A parser knows its markers and drops the other special tokens itself.
         self._detokenizer = Detokenizer(vocabulary, skip_special=skip_special and parser is None)
         self._wanted_stops = frozenset(stop_token_ids)
@@ -56,6 +63,9 @@ class ChoicePipeline:
         ending = row.tokens[-1] if row.finish == "stop" else None
         count = len(row.tokens) - (ending is not None)
         for i, token in enumerate(row.tokens[:count]):
+            if token in self._watched and self._stops_here():
+                yield from self._stopped(token, row.logprobs[i : i + 1])
+                return
             self.tokens += 1
             # Tokens that complete no character yet wait for the piece that does.
             self._generated.append(token)
@@ -63,11 +73,23 @@ class ChoicePipeline:
             yield from self._read(self._detokenizer.feed(token))
             if self.done:
                 return
-        if row.finish is not None:
-            if ending is not None:
-                self.tokens += 1
-                self._ending = ending, row.logprobs[-1] if row.logprobs else None
-            yield from self._end(row, ending)
+        if ending is not None:
+            yield from self._stopped(ending, row.logprobs[-1:])
+        elif row.finish is not None:
+            yield from self._end(None, truncated=row.finish == "length")
+
+    def _stops_here(self) -> bool:
+        return not self._thinking and self.tokens >= self._min_tokens
+
+    @property
+    def _thinking(self) -> bool:
+        return self._parser is not None and self._parser.thinking
+
+    def _stopped(self, token: int, score: Sequence[TokenLogprob]) -> Iterator[Scored]:
+        """A token ends the answer; it is not part of it."""
+        self.tokens += 1
+        self._ending = token, score[0] if score else None
+        yield from self._end(token, truncated=False)
 
     def _read(self, text: str) -> Iterator[Scored]:
         if self._parser is None:
@@ -77,13 +99,14 @@ class ChoicePipeline:
         self.reasoning_tokens += self._parser.thinking
         yield from self._cut(pieces)
 
-    def _end(self, row: RowTokens, ending: int | None) -> Iterator[Scored]:
+    def _end(self, ending: int | None, *, truncated: bool) -> Iterator[Scored]:
+        thinking = self._thinking
         if self._parser is not None:
             pieces: list[Piece] = []
             if ending is not None and ending not in self._wanted_stops:
                 # In some families what ends the answer is also what ends a call.
                 pieces = self._parser.feed(self._detokenizer.feed(ending))
-            yield from self._cut(pieces + self._parser.finish(row.finish == "length"))
+            yield from self._cut(pieces + self._parser.finish(truncated))
         if self.done:
             return
         for matcher, kind in ((self._reasoning, Reasoning), (self._content, Content)):
@@ -93,10 +116,20 @@ class ChoicePipeline:
             if rest.matched is not None:
                 yield self._finish("stop", rest.matched)
                 return
-        if row.finish == "length":
+        if truncated:
             yield self._finish("length", None)
-        else:
-            yield self._finish("stop", ending if ending in self._wanted_stops else None)
+            return
+        if ending is not None and (text := self._shown(ending)):
+            yield self._scored(Reasoning(text) if thinking else Content(text))
+        yield self._finish("stop", ending if ending in self._wanted_stops else None)
+
+    def _shown(self, ending: int) -> str:
+        """The text of a token that ended the answer, where the request wants its stops left in."""
+        if not self._include or (self._skip_special and ending in self._vocabulary.special):
+            return ""
+        if self._parser is not None and ending not in self._wanted_stops:
+            return ""  # the family's own end of an answer, or of a call
+        return self._vocabulary.bytes_of(ending).decode("utf-8", "replace")
 
     def _cut(self, pieces: Sequence[Piece]) -> Iterator[Scored]:
         """Pass pieces on, up to a stop string."""

@@ -12,8 +12,9 @@ from api.endpoint import SAMPLING, SHARED, Endpoint, Frame, Said, called
 class Messages(Endpoint):
     name, path = "messages", "/v1/messages"
     where: ClassVar = {
-        **{w: w for w in (*SHARED, "tool_choice", "tools", "stop_in_reasoning")},
+        **{w: w for w in (*SHARED, "tool_choice", "tools", "stop_in_reasoning", "stop_token_ids")},
         "stop": "stop_sequences",
+        "include_stop": "include_stop_str_in_output",
         "schema": "output_config.format",
         "enable_thinking": "thinking",
         "thinking_budget": "thinking",
@@ -166,6 +167,8 @@ class Ollama(Endpoint):
     where: ClassVar = {
         **{w: f"options.{w}" for w in SAMPLING if w not in ("logit_bias", "ignore_eos")},
         "max_tokens": "options.num_predict",
+        "stop_token_ids": "options.stop_token_ids",
+        "include_stop": "options.include_stop_str_in_output",
         "schema": "format",
         "enable_thinking": "think",
         **{w: w for w in ("model", "tools", "cache_salt")},

@@ -78,7 +78,6 @@ def _user(*blocks: Any) -> dict[str, Any]:
         ({"messages": [{"role": "user"}]}, "content"),
         ({"mcp_servers": [{"type": "url", "url": "http://x", "name": "x"}]}, "mcp_servers"),
         ({"n": 2}, "'n'"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"thinking": {"type": "enabled"}}, "budget_tokens"),
         ({"thinking": {"type": "enabled", "budget_tokens": 4}}, "budget_tokens"),
         ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "budget_tokens"),

@@ -207,3 +207,32 @@ def test_a_model_without_a_middle_says_so(server: Server) -> None:
     assert refused.status_code == 400
     assert (error["param"], error["code"]) == ("suffix", "unsupported_parameter")
     assert server.post("/v1/completions", BODY | {"suffix": "", "max_tokens": 1}).status_code == 200
+
+
+def test_no_tokens_and_an_echo_score_a_prompt(full: Server) -> None:
+    prompt = "Once upon a time"
+    scored: dict[str, Any] = {"prompt": prompt, "echo": True, "logprobs": 2, "max_tokens": 0}
+    answer = _ask(full, **scored)
+    (choice,) = answer["choices"]
+    more = _ask(full, **scored | {"max_tokens": 1})["choices"][0]["logprobs"]
+    count = answer["usage"]["prompt_tokens"]
+    assert (choice["text"], choice["finish_reason"]) == (prompt, "length")
+    assert answer["usage"]["completion_tokens"] == 0
+    assert choice["logprobs"]["tokens"] == more["tokens"][:count]
+    assert _alike(choice["logprobs"], {k: v[:count] for k, v in more.items()})
+    pieces, usage = _streamed(full, **scored)
+    assert usage["completion_tokens"] == 0
+    assert {k: _alike(pieces[0][k], choice[k]) for k in pieces[0]} == dict.fromkeys(pieces[0], True)
+    several = _ask(full, **scored | {"prompt": ["a", "b c"], "n": 2, "logprobs": None})
+    assert [c["text"] for c in several["choices"]] == ["a", "a", "b c", "b c"]
+    for limit in ("max_tokens", "max_completion_tokens"):
+        alone = full.post("/v1/completions", {"prompt": prompt, limit: 0})
+        assert alone.status_code == 400 and "echo" in alone.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("prompt", ["long " * 9000, [7] * 9000, ["a", "long " * 9000]])
+def test_errors_name_the_prompt(full: Server, prompt: Any) -> None:
+    response = full.post("/v1/completions", BODY | {"prompt": prompt})
+    error = response.json()["error"]
+    assert response.status_code == 400
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")

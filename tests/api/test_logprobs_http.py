@@ -199,7 +199,7 @@ def test_prompt_logprobs_and_zero_alternatives(
 
 def _ids_by_name(tokenizer: Tokenizer) -> dict[str, int]:
     """Token ids by the names that completions give them."""
-    from millrace.api.openai.common import token_name
+    from millrace.api.logprobs import token_name
 
     vocabulary = tokenizer.vocabulary
     return {token_name(vocabulary, i): i for i in range(len(vocabulary))}

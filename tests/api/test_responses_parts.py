@@ -17,14 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.api.encrypted_content import seal, unseal
+from millrace.api.freeform import InputText
 from millrace.api.responses.database import Database
-from millrace.api.responses.freeform import InputText
 from millrace.api.responses.items import read_items
 from millrace.api.responses.machine import Machine
 from millrace.api.responses.messages import thought_of, to_messages
 from millrace.api.responses.store import LOST, Store, open_store
-from millrace.api.responses.tools import Offered, choose, flat_name, open_tools
 from millrace.api.responses.truncation import shortest_cut, without
+from millrace.api.toolbox import Offered, choose, flat_name, open_tools
 from millrace.errors import (
     BadRequest,
     Cancelled,

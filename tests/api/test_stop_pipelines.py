@@ -231,11 +231,22 @@ def test_the_earliest_wins_and_the_longest_on_a_tie(plain: Model, endpoint: Endp
     assert (said.text, said.matched) == (COUNTED, None)
 
 
-@pytest.mark.parametrize("endpoint", [e for e in ALL if "include_stop" in e.where], ids=str)
+@pytest.mark.parametrize("endpoint", ALL, ids=str)
 def test_a_stop_is_left_in_on_demand(plain: Model, endpoint: Endpoint) -> None:
     say = turn(endpoint, "Count 1-10")
     said = _ask(plain, endpoint, say, stop=["6, 7"], include_stop=True)
-    assert (said.text, said.matched) == ("1, 2, 3, 4, 5, 6, 7", "6, 7")
+    assert said.text == "1, 2, 3, 4, 5, 6, 7"
+    assert endpoint is OLLAMA or said.matched == "6, 7"
+
+
+@pytest.mark.parametrize("endpoint", ALL, ids=str)
+def test_the_text_of_a_stop_token_is_left_in_on_demand(plain: Model, endpoint: Endpoint) -> None:
+    say, six = turn(endpoint, "Count 1-10"), plain.digits[SIX]
+    said = _ask(plain, endpoint, say, stop_token_ids=[six])
+    assert (said.text, said.finish) == ("1, 2, 3, 4, 5, ", "stop")
+    left = _ask(plain, endpoint, say, stop_token_ids=[six], include_stop=True)
+    assert (left.text, left.generated) == (said.text + "6", said.generated)
+    assert endpoint in (OLLAMA, MESSAGES) or left.matched == six
 
 
 @pytest.mark.parametrize("endpoint", ALL, ids=str)
@@ -271,3 +282,20 @@ def test_stops_do_not_fire_inside_thoughts(harmony: Model, endpoint: Endpoint) -
     if "stop_in_reasoning" in endpoint.where:
         said = _ask(harmony, endpoint, "Count aloud", stop=["6"], stop_in_reasoning=True)
         assert (said.thought, said.text, said.matched) == ("So 4, 5, ", "", "6")
+
+
+@pytest.mark.parametrize("endpoint", TALKS, ids=str)
+def test_stop_tokens_do_not_fire_inside_thoughts(harmony: Model, endpoint: Endpoint) -> None:
+    six = harmony.digits[SIX]
+    said = _ask(harmony, endpoint, "Count aloud", stop_token_ids=[six])
+    assert said.thought == "So 4, 5, 6 it is."
+    assert said.text == "1, 2, 3, 4, 5, "
+    if "min_tokens" in endpoint.where:
+        late = _ask(harmony, endpoint, "Count aloud", stop_token_ids=[six], min_tokens=60)
+        assert late.text == COUNTED, "nothing stops before as many tokens as were wished"
+    if "stop_in_reasoning" in endpoint.where:
+        inside = {"stop_token_ids": [six], "stop_in_reasoning": True}
+        said = _ask(harmony, endpoint, "Count aloud", **inside)
+        assert (said.thought, said.text, said.finish) == ("So 4, 5, ", "", "stop")
+        said = _ask(harmony, endpoint, "Count aloud", **inside, include_stop=True)
+        assert (said.thought, said.text) == ("So 4, 5, 6", "")

@@ -22,7 +22,7 @@ numbers = st.one_of(
     st.floats(),
     st.booleans(),
 )
-SAMPLING = [f for f in Sampling.__struct_fields__ if f != "logit_bias"]
+SAMPLING = [f for f in Sampling.__struct_fields__ if f not in ("logit_bias", "bad_words")]
 PLAIN = ["n", "max_tokens", "priority", "logprobs", "prompt_logprobs", "timeout", "seed"]
 
 

@@ -46,9 +46,10 @@ def test_response_formats() -> None:
         demand = demand_of_format(shape)
         assert demand is not None
         entry = demand.entry()
-        assert accepts(entry, '{\n  "n": 12\n}')
+        assert accepts(entry, '{\n"n": 12\n}')
         assert not accepts(entry, '{"n": "12"}')
-        assert not accepts(entry, '{"n":' + " " * 40 + "12}")
+        for padded in ('{"n":  12}', '{\n "n": 12}', '{"n": 12\n\n}', '{\t"n": 12}', ' {"n": 12}'):
+            assert not accepts(entry, padded), "at most one blank or newline between two tokens"
     for bad in ("json", {"type": "xml"}, {"type": "json_schema"}):
         with pytest.raises(BadRequest):
             demand_of_format(bad)
@@ -67,6 +68,14 @@ def test_other_ways_to_demand_a_form() -> None:
         ({"guided_regex": "[ab]+"}, "abba"),
         ({"ebnf": gbnf}, "7"),
         ({"response_format": {"type": "json_object"}}, "{}"),
+        ({"grammar": gbnf}, "7"),
+        ({"regex": "[ab]+"}, "abba"),
+        ({"structured_outputs": {"json": {"type": "integer"}}}, "5"),
+        ({"structured_outputs": {"json": '{"type": "integer"}'}}, "5"),
+        ({"structured_outputs": {"regex": "[ab]+"}}, "abba"),
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, "no"),
+        ({"structured_outputs": {"grammar": gbnf}}, "x,1"),
+        ({"structured_outputs": {"json_object": True}}, '{"a": 1}'),
     ):
         demand = demand_of(fields)
         assert demand is not None

@@ -12,11 +12,10 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from millrace.api.answer import as_json, whole
-from millrace.api.body import convert, read_object, unknown
 from millrace.api.context import context_of
 from millrace.api.openapi.describe import RUNS, describe
+from millrace.api.prelude import Border, ignored_header
 from millrace.api.running import run
-from millrace.api.sampling import ignored_header
 from millrace.api.warming import finish, request_of
 from millrace.errors import BadRequest
 from millrace.protocol import HitKind, TierReport
@@ -57,6 +56,9 @@ class WarmRequest(msgspec.Struct):
     prompts: list[Annotated[str, Meta(min_length=1)]] = []
     conversations: list[Talk] = []
     cache_salt: Salt | None = None
+
+
+_WARMING = Border(WarmRequest, answers=False)
 
 
 class WarmAnswer(msgspec.Struct):
@@ -118,21 +120,19 @@ async def drop(model: ServedModel) -> DroppedCache:
     statuses=RUNS,
 )
 async def warm(http: HttpRequest) -> Response:
-    context = context_of(http)
-    raw = await read_object(http, context.config.max_body)
-    wire = convert(raw, WarmRequest)
-    model = context.registry.get(wire.model)
+    asked = await _WARMING.read(http)
+    wire, model = asked.wire, asked.model
     items: list[str | Talk] = [*wire.prompts, *wire.conversations]
     if not items:
         raise BadRequest("Give 'prompts', 'conversations', or both.", param="prompts")
-    if not context.config.engine.cache:
+    if not context_of(http).config.engine.cache:
         raise BadRequest("The prefix cache of this server is off (--no-cache).")
     salt = wire.cache_salt or ""
     done = await whole(http, _warmed(http, model, items, salt), lambda: None)
     answer = WarmAnswer(
         done, sum(d.prefilled_tokens for d in done), sum(d.cached_tokens for d in done)
     )
-    return as_json(answer, ignored_header(unknown(raw, WarmRequest.__struct_fields__)))
+    return as_json(answer, ignored_header(asked.ignored))
 
 
 async def _warmed(

@@ -20,6 +20,7 @@ from millrace.api.anthropic.schema import (
     Tool,
     ToolChoice,
 )
+from millrace.api.fields import demanded, strange_arguments, template_switch
 from millrace.errors import BadRequest, Unsupported
 from millrace.text.dialect import Conversation, Dialect
 from millrace.text.grammar import Demand
@@ -70,8 +71,7 @@ def prepare(wire: Prompt, dialect: Dialect) -> PreparedRequest:
     _think(chat, wire, dialect)
     ignored += [_NAMES[name] for name in dialect.ignored(chat)]
     ignored += _edits(wire)
-    strange = dialect.unknown_arguments(wire.chat_template_kwargs or {})
-    ignored += [f"chat_template_kwargs.{name}" for name in strange]
+    ignored += strange_arguments(wire.chat_template_kwargs or {}, dialect)
     if wire.container is not None:
         ignored.append("container")
     if wire.output_config is not None and wire.output_config.task_budget is not None:
@@ -155,6 +155,8 @@ def _think(chat: Conversation, wire: Prompt, dialect: Dialect) -> None:
             chat.thinking = True
         case ThinkingOff():
             chat.thinking = False
+        case None:
+            chat.thinking = template_switch(wire.chat_template_kwargs or {})
     wish = wire.output_config.effort if wire.output_config else None
     if wish is not None:
         chat.effort = effort_word(dialect, wish) if dialect.controls.effort else wish
@@ -168,9 +170,12 @@ def _form(wire: Prompt) -> Demand | None:
     found = {name: form for name, form in asked.items() if form is not None}
     if len(found) > 1:
         raise BadRequest(f"Give only one of {' and '.join(found)}.", param="output_format")
+    other = demanded(wire)
     for name, form in found.items():
+        if other is not None:
+            raise BadRequest(f"Give only one of {name} and {other.param}.", param=name)
         return Demand("schema", form.schema, f"{name}.schema")
-    return None
+    return other
 
 
 def _edits(wire: Prompt) -> list[str]:

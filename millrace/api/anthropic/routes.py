@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
@@ -14,23 +14,25 @@ from millrace.api.answer import EventStream, as_json, whole
 from millrace.api.anthropic.blocks import Blocks, Folding
 from millrace.api.anthropic.events import Count, MessageAnswer, StreamEvent, encoded, error_event
 from millrace.api.anthropic.prepare import PreparedRequest, prepare
-from millrace.api.anthropic.schema import KNOWN, REFUSED, MessagesRequest, Prompt, ThinkingOn
-from millrace.api.body import convert, read_object, refuse, unknown
-from millrace.api.context import context_of, request_id
+from millrace.api.anthropic.schema import ADVISORY, REFUSED, MessagesRequest, Prompt, ThinkingOn
+from millrace.api.context import request_id
 from millrace.api.openapi.describe import RUNS, SSE, describe
+from millrace.api.prelude import Asked, Border
 from millrace.api.running import run
-from millrace.api.sampling import ignored_header, sampling_of
 from millrace.api.stripped import note
 from millrace.errors import BadRequest
-from millrace.protocol import Sampling
-from millrace.serving.model import Running, ServedModel
-from millrace.serving.request import Request, seed_of
-from millrace.text.stops import parse_stops
+from millrace.serving.model import Running
+from millrace.serving.request import Request
+from millrace.serving.wishes import fill, wishes_of
 from millrace.text.tasks import PromptLength
 
 T = TypeVar("T")
+P = TypeVar("P", bound=Prompt)
 router = APIRouter()
-_SAMPLING = tuple(f for f in Sampling.__struct_fields__ if f != "logit_bias")
+_BORDER = Border(MessagesRequest, REFUSED, ADVISORY)
+# Who counts may send all that he will send to be answered.
+_COUNTING = Border(Prompt, REFUSED, ADVISORY | frozenset(MessagesRequest.__struct_fields__))
+_HERE = {"stop": "stop_sequences"}
 
 
 @router.post("/v1/messages")
@@ -44,14 +46,13 @@ _SAMPLING = tuple(f for f in Sampling.__struct_fields__ if f != "logit_bias")
     statuses=RUNS,
 )
 async def messages(http: HttpRequest) -> Response:
-    raw = await read_object(http, context_of(http).config.max_body)
-    wire = convert(raw, MessagesRequest)
+    asked = await _BORDER.read(http)
+    wire, model = asked.wire, asked.model
     if isinstance(wire.thinking, ThinkingOn) and wire.thinking.budget_tokens >= wire.max_tokens:
         raise BadRequest(
             "thinking.budget_tokens must be less than max_tokens.", param="thinking.budget_tokens"
         )
-    model, request, headers = await _prepared(http, raw, wire, _asked)
-    _fill(request, wire, model)
+    request, headers = await _prepared(http, asked, _request)
     running = run(http, model, request)
     hidden = wire.thinking is not None and wire.thinking.display == "omitted"
     blocks = Blocks(request.id, model.name, shows_thoughts=not hidden)
@@ -69,51 +70,33 @@ async def messages(http: HttpRequest) -> Response:
     statuses=(400, 404, 413),
 )
 async def count_tokens(http: HttpRequest) -> Response:
-    raw = await read_object(http, context_of(http).config.max_body)
-
-    def counted(model: ServedModel, id: str, ready: PreparedRequest) -> PromptLength:
-        return model.count(ready.chat, ready.demand)
-
-    _, count, headers = await _prepared(http, raw, convert(raw, Prompt), counted)
+    asked = await _COUNTING.read(http)
+    count, headers = await _prepared(http, asked, _count)
     note(http.scope, count.stripped)
     return as_json(Count(count.tokens), headers)
 
 
-def _asked(model: ServedModel, id: str, ready: PreparedRequest) -> Request:
-    return model.chat(id, ready.chat, ready.demand)
+def _request(asked: Asked[MessagesRequest], id: str, ready: PreparedRequest) -> Request:
+    request = asked.model.chat(id, ready.chat, ready.demand)
+    return fill(request, wishes_of(asked.wire, stop="stop_sequences"), asked.model, _HERE)
+
+
+def _count(asked: Asked[Prompt], id: str, ready: PreparedRequest) -> PromptLength:
+    return asked.model.count(ready.chat, ready.demand)
 
 
 async def _prepared(
-    http: HttpRequest,
-    raw: dict[str, Any],
-    wire: Prompt,
-    work: Callable[[ServedModel, str, PreparedRequest], T],
-) -> tuple[ServedModel, T, dict[str, str]]:
-    """The model, what is made of the prompt, and the headers of the response."""
-    refuse(raw, REFUSED)
-    model = context_of(http).registry.get(wire.model)
+    http: HttpRequest, asked: Asked[P], work: Callable[[Asked[P], str, PreparedRequest], T]
+) -> tuple[T, dict[str, str]]:
+    """What is made of the prompt, and the headers of the response."""
     id = request_id(http, "msg_")
 
     def prepared() -> tuple[T, list[str]]:
-        ready = prepare(wire, model.dialect)
-        return work(model, id, ready), ready.ignored
+        ready = prepare(asked.wire, asked.model.dialect)
+        return work(asked, id, ready), ready.ignored
 
     found, ignored = await asyncio.to_thread(prepared)
-    headers = {"x-request-id": id, "request-id": id}
-    return model, found, headers | ignored_header([*unknown(raw, KNOWN), *ignored])
-
-
-def _fill(request: Request, wire: MessagesRequest, model: ServedModel) -> None:
-    asked = {name: getattr(wire, name) for name in _SAMPLING}
-    request.sampling = sampling_of(asked, model, wire.logit_bias)
-    request.seed = seed_of(wire.seed)
-    request.max_tokens = wire.max_tokens
-    request.stops = parse_stops(wire.stop_sequences, "stop_sequences")
-    request.stop_in_reasoning = bool(wire.stop_in_reasoning)
-    request.ignore_eos = bool(wire.ignore_eos)
-    request.priority = wire.priority or 0
-    request.timeout = wire.timeout
-    request.cache_salt = wire.cache_salt or ""
+    return found, {"request-id": id} | asked.headers(id, ignored)
 
 
 async def _stream(running: Running, blocks: Blocks) -> AsyncIterator[bytes]:

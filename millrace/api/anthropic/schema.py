@@ -11,7 +11,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from millrace.api.fields import FormFields
 from millrace.serving.ranges import (
+    BadWords,
     Bias,
     Count,
     Penalty,
@@ -22,6 +24,7 @@ from millrace.serving.ranges import (
     Share,
     StopText,
     Timeout,
+    TokenId,
     TopK,
     Unit,
 )
@@ -152,7 +155,7 @@ class ContextManagement(msgspec.Struct):
     edits: list[Edit] = []
 
 
-class Prompt(msgspec.Struct, kw_only=True):
+class Prompt(FormFields, kw_only=True):
     """What decides the prompt: all that counting tokens needs."""
 
     model: str | None = None
@@ -186,10 +189,14 @@ class MessagesRequest(Prompt, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: dict[str, Bias] | None = None
+    bad_words: BadWords | None = None
     min_tokens: Count | None = None
     seed: int | None = None
     ignore_eos: bool | None = None
+    stop_token_ids: list[TokenId] | None = None
     stop_in_reasoning: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
     priority: Priority | None = None
     timeout: Timeout | None = None
     cache_salt: Salt | None = None
@@ -214,12 +221,5 @@ ADVISORY = frozenset(
 REFUSED: dict[str, tuple[Any, ...]] = {
     "mcp_servers": ([],),
     "compaction": (),
-    "n": (1,),
-    "stop": ([],),
-    "stop_token_ids": ([],),
-    "logprobs": (False,),
-    "response_format": (),
 }
 """What would change the answer and is not honoured, with the values that ask for nothing."""
-
-KNOWN = frozenset(MessagesRequest.__struct_fields__) | ADVISORY | frozenset(REFUSED)

@@ -50,8 +50,7 @@ class Outputs:
 
     def tell(self, choice: int) -> dict[str, Any]:
         answer = self._answers[choice]
-        only_prompt = self._prompt_request.only_prompt
-        tokens = [] if only_prompt else answer.tokens
+        tokens = answer.tokens
         meta: dict[str, Any] = {
             "id": self._prompt_request.request.id,
             "finish_reason": self._finish(answer, len(tokens)),
@@ -59,12 +58,12 @@ class Outputs:
             "completion_tokens": len(tokens),
             "cached_tokens": self._running.usage.cached,
             "e2e_latency": time.monotonic() - self._began,
-            "matched_stop": answer.finish.matched if answer.finish and not only_prompt else None,
+            "matched_stop": answer.finish.matched if answer.finish else None,
         }
         if self._prompt_request.scored:
             meta |= self._logprobs(answer)
         return {
-            "text": "" if only_prompt else self._text(answer),
+            "text": answer.content,
             "output_ids": tokens,
             "meta_info": meta,
         }
@@ -73,26 +72,14 @@ class Outputs:
         finish = answer.finish
         if finish is None:
             return {"type": "abort", "message": self._aborted} if self._aborted else None
-        if finish.reason == "length" or self._prompt_request.only_prompt:
+        if finish.reason == "length":
             return {"type": "length", "length": generated}
         return {"type": "stop", "matched": finish.matched}
-
-    def _text(self, answer: Answer) -> str:
-        """A stop token is no text, unless the request wants stops left in."""
-        finish, request = answer.finish, self._prompt_request.request
-        if finish is None or finish.token is None or not request.include_stop:
-            return answer.content
-        hidden = request.skip_special_tokens and finish.token in self._vocabulary.special
-        if hidden or isinstance(finish.matched, str):
-            return answer.content
-        return answer.content + self._token_text(finish.token)
 
     def _logprobs(self, answer: Answer) -> dict[str, Any]:
         generated = list(answer.logprobs)
         if answer.finish is not None and answer.finish.score is not None:
             generated.append(answer.finish.score)
-        if self._prompt_request.only_prompt:
-            generated = []
         prompt, start = self._prompt_request.request.prompt, self._prompt_request.start
         # Nothing comes before the first token, so it has no logprob; scores begin with the second.
         first = [self._scored(None, prompt[0])] if start == 0 else []

@@ -8,30 +8,26 @@ from typing import Any, TypeVar
 
 from millrace.api.body import refuse, unknown
 from millrace.api.generate.schema import (
-    KNOWN,
     KNOWN_SAMPLING,
-    REFUSED,
     REFUSED_SAMPLING,
     GenerateRequest,
     SamplingParams,
 )
-from millrace.api.sampling import sampling_of
 from millrace.errors import BadRequest
 from millrace.serving.model import ServedModel
-from millrace.serving.request import Request, check_tokens, seed_of
+from millrace.serving.request import Request, check_tokens
+from millrace.serving.wishes import fill, wishes_of
 from millrace.text.grammar import demand_of
-from millrace.text.stops import parse_stops
 
 T = TypeVar("T")
-_SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-)
+_NAMES = {
+    "max_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "seed": "sampling_seed",
+    "include_stop_str_in_output": "no_stop_trim",
+}
+"""Wishes by the names that SGLang has for them."""
+_HERE = {"stop": "sampling_params.stop"}
 
 
 @dataclass(frozen=True)
@@ -43,14 +39,11 @@ class PromptRequest:
     """Whether logprobs are told."""
     start: int
     """The first prompt token whose logprob is told; the prompt's length for none."""
-    only_prompt: bool
-    """No token is asked for: the one that the engine makes to score the prompt is not told."""
 
 
 def check(raw: Mapping[str, Any]) -> list[str]:
-    """Refuse what cannot be honoured; returns the fields that nobody here has heard of."""
-    refuse(raw, REFUSED)
-    names = unknown(raw, KNOWN)
+    """Refuse parameters that cannot be honoured; returns those that nobody here has heard of."""
+    names: list[str] = []
     given = raw.get("sampling_params") or {}
     for params in given if isinstance(given, list) else [given]:
         refuse(params, REFUSED_SAMPLING)
@@ -104,21 +97,15 @@ def prompt_requests(
         if scored[i]:
             request.logprobs = tops[i]
             request.prompt_logprobs = tops[i] if start < len(prompt) else None
-        only_prompt = request.max_tokens == 0
-        if only_prompt:
-            _may_score(scored[i])
-            request.max_tokens = 1
-        found.append(PromptRequest(request, scored[i], start, only_prompt))
+        request.only_prompt = request.max_tokens == 0
+        if request.only_prompt and not scored[i]:
+            raise BadRequest(
+                "max_new_tokens: 0 makes nothing; it is for scoring a prompt, with "
+                "return_logprob: true and a logprob_start_len.",
+                param="sampling_params.max_new_tokens",
+            )
+        found.append(PromptRequest(request, scored[i], start))
     return found
-
-
-def _may_score(scored: bool) -> None:
-    if not scored:
-        raise BadRequest(
-            "max_new_tokens: 0 makes nothing; it is for scoring a prompt, with return_logprob: "
-            "true and a logprob_start_len.",
-            param="sampling_params.max_new_tokens",
-        )
 
 
 def _spread(value: T | list[T] | None, count: int, name: str, missing: T) -> list[T]:
@@ -134,8 +121,6 @@ def _spread(value: T | list[T] | None, count: int, name: str, missing: T) -> lis
 
 
 def _request(id: str, prompt: list[int], wire: SamplingParams, model: ServedModel) -> Request:
-    wishes = {name: getattr(wire, name) for name in _SAMPLING}
-    wishes["min_tokens"] = wire.min_new_tokens
     if wire.max_new_tokens is not None and (wire.min_new_tokens or 0) > wire.max_new_tokens:
         raise BadRequest(
             f"min_new_tokens is {wire.min_new_tokens}, more than max_new_tokens, "
@@ -145,17 +130,8 @@ def _request(id: str, prompt: list[int], wire: SamplingParams, model: ServedMode
     demand = demand_of(
         {"json_schema": wire.json_schema, "regex": wire.regex, "ebnf": wire.ebnf},
     )
-    return Request(
-        id=id,
-        prompt=prompt,
-        sampling=sampling_of(wishes, model, wire.logit_bias),
-        seed=seed_of(wire.sampling_seed),
-        n=wire.n or 1,
-        max_tokens=wire.max_new_tokens,
-        stops=parse_stops(wire.stop, "sampling_params.stop"),
-        include_stop=bool(wire.no_stop_trim),
-        stop_token_ids=wire.stop_token_ids or [],
-        ignore_eos=bool(wire.ignore_eos),
-        skip_special_tokens=wire.skip_special_tokens is not False,
-        grammar=model.form(demand),
-    )
+    request = Request(id=id, prompt=prompt, grammar=model.form(demand))
+    fill(request, wishes_of(wire, **_NAMES), model, _HERE)
+    if wire.max_new_tokens is None:
+        request.max_tokens = None
+    return request

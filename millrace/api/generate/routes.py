@@ -11,42 +11,41 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from millrace.api.answer import DONE, KEEP_ALIVE, EventStream, as_json, data, whole
-from millrace.api.body import convert, read_object
-from millrace.api.context import checked_id, context_of, request_id
+from millrace.api.context import checked_id, request_id
 from millrace.api.errors import openai_error
 from millrace.api.generate import info, tokens
-from millrace.api.generate.batch import GenerateBatch
 from millrace.api.generate.outputs import Outputs
 from millrace.api.generate.request import PromptRequest, check, prompt_requests, prompts_of
-from millrace.api.generate.schema import GenerateRequest
+from millrace.api.generate.schema import ADVISORY, REFUSED, GenerateRequest
 from millrace.api.openapi.describe import RUNS, SSE, describe
-from millrace.api.running import run_all
-from millrace.api.sampling import ignored_header
+from millrace.api.prelude import Border, ignored_header, in_words
+from millrace.api.running import run_group
 from millrace.errors import BadRequest
+from millrace.serving.group import Group
 from millrace.serving.model import ServedModel
 from millrace.text.deltas import Idle
 
 router = APIRouter()
 router.include_router(tokens.router)
 router.include_router(info.router)
+_BORDER = Border(GenerateRequest, REFUSED, ADVISORY)
 
 
 @router.post("/generate")
 @router.put("/generate")
 @describe("sglang", "Continue prompts", body=GenerateRequest, stream=SSE, statuses=RUNS)
 async def generate(http: HttpRequest) -> Response:
-    context = context_of(http)
-    raw = await read_object(http, context.config.max_body)
-    wire = convert(raw, GenerateRequest)
-    ignored = check(raw)
-    model = context.registry.get(wire.model)
-    # Long texts take a while to tokenise: not on the event loop.
-    prompts, is_batch = await asyncio.to_thread(prompts_of, wire, model)
-    ids, headers = _ids(http, wire, len(prompts), is_batch)
-    questions = await asyncio.to_thread(prompt_requests, wire, model, prompts, ids)
-    batch = GenerateBatch(run_all(http, model, [q.request for q in questions]))
+    asked = await _BORDER.read(http)
+    wire, model = asked.wire, asked.model
+    ignored = check(asked.raw)
+    with in_words({"messages": "text" if wire.text is not None else "input_ids"}):
+        # Long texts take a while to tokenise: not on the event loop.
+        prompts, is_batch = await asyncio.to_thread(prompts_of, wire, model)
+        ids, headers = _ids(http, wire, len(prompts), is_batch)
+        questions = await asyncio.to_thread(prompt_requests, wire, model, prompts, ids)
+        batch = run_group(http, model, [q.request for q in questions])
     answers = _Answers(model, batch, questions, bool(wire.return_text_in_logprobs), is_batch)
-    headers |= ignored_header(ignored)
+    headers |= ignored_header([*asked.ignored, *ignored])
     if wire.stream:
         chunks = answers.chunks()
         return EventStream(chunks, batch.close, lambda e: data(openai_error(e)), headers)
@@ -75,7 +74,7 @@ class _Answers:
     def __init__(
         self,
         model: ServedModel,
-        batch: GenerateBatch,
+        batch: Group,
         prompt_requests: list[PromptRequest],
         texts: bool,
         is_batch: bool,
@@ -88,13 +87,13 @@ class _Answers:
         self._firsts = [sum(o.n for o in self._outputs[:i]) for i in range(len(self._outputs))]
 
     async def whole(self) -> Any:
-        async for number, event in self._batch.events():
+        async for number, event in self._batch.numbered():
             self._outputs[number].see(event)
         reported = [o.tell(choice) for o in self._outputs for choice in range(o.n)]
         return reported if self._listed else reported[0]
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        async for number, event in self._batch.events():
+        async for number, event in self._batch.numbered():
             if isinstance(event, Idle):
                 yield KEEP_ALIVE
             for choice in self._outputs[number].see(event):

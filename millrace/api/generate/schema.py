@@ -7,8 +7,10 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from millrace.api.fields import foreign
 from millrace.serving.ranges import (
     MOST,
+    BadWords,
     Bias,
     Choices,
     Count,
@@ -37,6 +39,7 @@ class SamplingParams(msgspec.Struct, kw_only=True):
     presence_penalty: Penalty | None = None
     repetition_penalty: RepetitionPenalty | None = None
     logit_bias: dict[str, Bias] | None = None
+    bad_words: BadWords | None = None
     max_new_tokens: Count | None = 128
     """SGLang's own default; null takes what the context window leaves."""
     min_new_tokens: Count | None = None
@@ -98,8 +101,9 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "bootstrap_room": (),
 }
 
-REFUSED_SAMPLING: dict[str, tuple[Any, ...]] = {
-    "stop_regex": ("", []),
+ADVISORY_SAMPLING = frozenset({"spaces_between_special_tokens", "stream_interval"})
+
+REFUSED_SAMPLING: dict[str, tuple[Any, ...]] = foreign(SamplingParams.__struct_fields__) | {
     "structural_tag": ("",),
     "custom_params": ({},),
     "beam_width": (0, 1),
@@ -122,9 +126,6 @@ ADVISORY = frozenset(
 )
 """Fields that only label or advise: accepted, whatever they say."""
 
-ADVISORY_SAMPLING = frozenset({"spaces_between_special_tokens", "stream_interval"})
-
-KNOWN = frozenset(GenerateRequest.__struct_fields__) | ADVISORY | frozenset(REFUSED)
 KNOWN_SAMPLING = (
     frozenset(SamplingParams.__struct_fields__) | ADVISORY_SAMPLING | frozenset(REFUSED_SAMPLING)
 )

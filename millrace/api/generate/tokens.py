@@ -11,11 +11,10 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from millrace.api.answer import as_json
-from millrace.api.body import convert, read_object, refuse, unknown
-from millrace.api.context import context_of
+from millrace.api.body import convert
 from millrace.api.openai.schema import OpenAIMessage
 from millrace.api.openapi.describe import READS, describe
-from millrace.api.sampling import ignored_header
+from millrace.api.prelude import Border, ignored_header
 from millrace.errors import BadRequest
 from millrace.serving.model import ServedModel
 from millrace.serving.ranges import TokenId
@@ -56,19 +55,18 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
 }
+_TOKENIZING = Border(TokenizeRequest, _REFUSED, answers=False)
+_DETOKENIZING = Border(DetokenizeRequest, answers=False)
 
 
 @router.post("/v1/tokenize")
 @router.post("/tokenize")
 @describe("sglang", "Texts or messages to tokens", body=TokenizeRequest, statuses=(404, *READS))
 async def tokenize(http: HttpRequest) -> Response:
-    context = context_of(http)
-    raw = await read_object(http, context.config.max_body)
-    wire = convert(raw, TokenizeRequest)
-    refuse(raw, _REFUSED)
+    asked = await _TOKENIZING.read(http)
+    wire, model = asked.wire, asked.model
     if (wire.prompt is None) == (wire.messages is None):
         raise BadRequest("Give exactly one of 'prompt' and 'messages'.", param="prompt")
-    model = context.registry.get(wire.model)
     found = await asyncio.to_thread(_tokens, wire, model)
     several = isinstance(wire.prompt, list)
     body: dict[str, Any] = {
@@ -79,8 +77,7 @@ async def tokenize(http: HttpRequest) -> Response:
     if wire.return_token_strs:
         named = [[_text(model, t) for t in tokens] for tokens in found]
         body["token_strs"] = named if several else named[0]
-    known = {*TokenizeRequest.__struct_fields__, *_REFUSED}
-    return as_json(body, ignored_header(unknown(raw, known)))
+    return as_json(body, ignored_header(asked.ignored))
 
 
 def _tokens(wire: TokenizeRequest, model: ServedModel) -> list[list[int]]:
@@ -112,10 +109,8 @@ def _text(model: ServedModel, token: int) -> str:
 @router.post("/detokenize")
 @describe("sglang", "Tokens to texts", body=DetokenizeRequest, statuses=(404, *READS))
 async def detokenize(http: HttpRequest) -> Response:
-    context = context_of(http)
-    raw = await read_object(http, context.config.max_body)
-    wire = convert(raw, DetokenizeRequest)
-    model = context.registry.get(wire.model)
+    asked = await _DETOKENIZING.read(http)
+    wire, model = asked.wire, asked.model
     one = [t for t in wire.tokens if isinstance(t, int)]
     lists = [t for t in wire.tokens if isinstance(t, list)]
     if one and lists:
@@ -130,5 +125,4 @@ async def detokenize(http: HttpRequest) -> Response:
     )
     text = texts if lists else texts[0]
     # SGLang's clients read `text`, vLLM's `prompt`.
-    headers = ignored_header(unknown(raw, DetokenizeRequest.__struct_fields__))
-    return as_json({"text": text, "prompt": text}, headers)
+    return as_json({"text": text, "prompt": text}, ignored_header(asked.ignored))

@@ -7,22 +7,13 @@ from typing import Any
 
 from millrace.api.body import refuse, unknown
 from millrace.api.ollama.schema import KNOWN_OPTIONS, REFUSED_OPTIONS, OllamaCommon, Options
-from millrace.api.sampling import sampling_of
 from millrace.errors import BadRequest
 from millrace.serving.model import ServedModel
-from millrace.serving.request import Request, seed_of
+from millrace.serving.request import Request
+from millrace.serving.wishes import fill, wishes_of
 from millrace.text.grammar import Demand, any_object
-from millrace.text.stops import parse_stops
 
-_SAME_NAME = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "presence_penalty",
-    "frequency_penalty",
-)
+_HERE = {"stop": "options.stop", "bad_words": "options.bad_words"}
 
 
 def check_options(raw: Mapping[str, Any]) -> list[str]:
@@ -32,15 +23,14 @@ def check_options(raw: Mapping[str, Any]) -> list[str]:
     return [f"options.{name}" for name in unknown(given, KNOWN_OPTIONS)]
 
 
-def fill(request: Request, wire: OllamaCommon, model: ServedModel) -> list[str]:
+def place(request: Request, wire: OllamaCommon, model: ServedModel) -> list[str]:
     """Place the options; returns the names of those that have no effect here."""
     options = wire.options or Options()
     ignored = []
-    wishes = {name: getattr(options, name) for name in _SAME_NAME}
-    wishes["repetition_penalty"] = options.repeat_penalty
+    wishes = wishes_of(options, repetition_penalty="repeat_penalty")
     if options.repeat_last_n == 0:
-        wishes |= dict.fromkeys(("presence_penalty", "frequency_penalty"), 0.0)
-        wishes["repetition_penalty"] = 1.0
+        wishes.presence_penalty = wishes.frequency_penalty = 0.0
+        wishes.repetition_penalty = 1.0
     elif _narrow(options, model.window) and _penalised(options):
         ignored.append("options.repeat_last_n")
     if options.num_ctx is not None and options.num_ctx > model.window:
@@ -52,13 +42,13 @@ def fill(request: Request, wire: OllamaCommon, model: ServedModel) -> list[str]:
         )
     if wire.top_logprobs and not wire.logprobs:
         raise BadRequest("top_logprobs needs logprobs: true.", param="top_logprobs")
-    request.sampling = sampling_of(wishes, model)
-    request.seed = None if options.seed == -1 else seed_of(options.seed)
-    limit = options.num_predict
-    request.max_tokens = None if limit is None or limit < 0 else limit
-    request.stops = parse_stops(options.stop, "options.stop")
+    wishes.seed = None if options.seed == -1 else options.seed
+    wishes.cache_salt = wire.cache_salt
+    fill(request, wishes, model, _HERE)
+    if options.num_predict is not None:
+        request.max_tokens = options.num_predict if options.num_predict > 0 else None
+    request.window = options.num_ctx
     request.logprobs = (wire.top_logprobs or 0) if wire.logprobs else None
-    request.cache_salt = wire.cache_salt or ""
     return ignored
 
 

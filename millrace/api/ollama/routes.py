@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from millrace.api.answer import EventStream, as_json, whole
-from millrace.api.body import convert, read_object, refuse, unknown
-from millrace.api.context import context_of, request_id
+from millrace.api.context import request_id
 from millrace.api.ollama import library, pull
 from millrace.api.ollama.context import after, followed
 from millrace.api.ollama.lines import NDJSON, error_line, now
 from millrace.api.ollama.messages import to_openai
 from millrace.api.ollama.names import find
-from millrace.api.ollama.options import check_options, demanded, fill
+from millrace.api.ollama.options import check_options, demanded, place
 from millrace.api.ollama.parts import OllamaPart, Shape, as_message, as_response
 from millrace.api.ollama.response import Clock, OllamaResponse
 from millrace.api.ollama.schema import (
@@ -29,9 +27,10 @@ from millrace.api.ollama.schema import (
     OllamaCommon,
     OllamaGenerateRequest,
 )
+from millrace.api.openai.tools import offered
 from millrace.api.openapi.describe import RUNS, describe
+from millrace.api.prelude import Border, ignored_header
 from millrace.api.running import run
-from millrace.api.sampling import ignored_header
 from millrace.errors import BadRequest
 from millrace.serving.model import ServedModel
 from millrace.serving.request import Request
@@ -42,6 +41,8 @@ router.include_router(library.router)
 router.include_router(pull.router)
 
 T = TypeVar("T", bound=OllamaCommon)
+_CHAT = Border(OllamaChatRequest, REFUSED_BY_CHAT, find=find)
+_GENERATE = Border(OllamaGenerateRequest, REFUSED_BY_GENERATE, find=find)
 _NO_TIME = re.compile(r"[-+]?(0+(\.0*)?|\.0+)(ns|us|µs|ms|s|m|h)?")
 
 
@@ -49,13 +50,17 @@ _NO_TIME = re.compile(r"[-+]?(0+(\.0*)?|\.0+)(ns|us|µs|ms|s|m|h)?")
 @describe("ollama", "Answer a conversation", body=OllamaChatRequest, stream=NDJSON, statuses=RUNS)
 async def chat(http: HttpRequest) -> Response:
     clock = Clock()
-    wire, model, ignored = await _read(http, OllamaChatRequest, REFUSED_BY_CHAT)
+    wire, model, ignored = await _read(http, _CHAT)
     if not wire.messages:
         return await _opened(wire, model, as_message, ignored)
+    chosen = offered(wire.tools or [], wire.tool_choice)
+    ignored += chosen.ignored
     conversation = _thinking(
         Conversation(
             messages=to_openai(wire.messages),
-            tools=wire.tools or [],
+            tools=chosen.functions,
+            tool_choice=chosen.choice,
+            tool_name=chosen.name,
             continue_final=_goes_on(wire),
         ),
         wire,
@@ -71,7 +76,7 @@ async def chat(http: HttpRequest) -> Response:
 @describe("ollama", "Answer a prompt", body=OllamaGenerateRequest, stream=NDJSON, statuses=RUNS)
 async def generate(http: HttpRequest) -> Response:
     clock = Clock()
-    wire, model, ignored = await _read(http, OllamaGenerateRequest, REFUSED_BY_GENERATE)
+    wire, model, ignored = await _read(http, _GENERATE)
     if not wire.prompt:
         return await _opened(wire, model, as_response, ignored)
     id, prompt = request_id(http, "ollama-"), wire.prompt
@@ -96,15 +101,9 @@ async def generate(http: HttpRequest) -> Response:
     return await _answer(http, wire, model, request, as_response, clock, ignored, remember=True)
 
 
-async def _read(
-    http: HttpRequest, type: type[T], refused: Mapping[str, tuple[Any, ...]]
-) -> tuple[T, ServedModel, list[str]]:
-    context = context_of(http)
-    raw = await read_object(http, context.config.max_body)
-    wire = convert(raw, type)
-    refuse(raw, refused)
-    ignored = unknown(raw, {*type.__struct_fields__, *refused}) + check_options(raw)
-    return wire, find(context.registry, wire.model), ignored
+async def _read(http: HttpRequest, border: Border[T]) -> tuple[T, ServedModel, list[str]]:
+    asked = await border.read(http)
+    return asked.wire, asked.model, asked.ignored + check_options(asked.raw)
 
 
 def _goes_on(wire: OllamaChatRequest) -> bool:
@@ -138,7 +137,7 @@ async def _answer(
     ignored: list[str],
     remember: bool = False,
 ) -> Response:
-    ignored = ignored + fill(request, wire, model)
+    ignored = ignored + place(request, wire, model)
     headers = {"x-request-id": request.id} | ignored_header(ignored)
     await model.client.settled()
     clock.loaded()

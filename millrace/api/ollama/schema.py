@@ -7,8 +7,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from millrace.api.fields import foreign
+from millrace.api.openai.schema import ToolWish
 from millrace.serving.ranges import (
     MOST,
+    BadWords,
     Positive,
     RepetitionPenalty,
     Salt,
@@ -37,12 +40,14 @@ class Options(msgspec.Struct, kw_only=True):
     num_predict: Annotated[int, Meta(ge=-2, le=MOST)] | None = None
     """-1 and -2 take what the context window leaves."""
     num_ctx: Positive | None = None
+    """A smaller window for this request; a larger one than the model's is the model's."""
     stop: StopText | list[StopText] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    include_stop_str_in_output: bool | None = None
+    bad_words: BadWords | None = None
 
 
-REFUSED_OPTIONS: dict[str, tuple[Any, ...]] = {
-    "mirostat": (0,),
-    "tfs_z": (1, 1.0),
+REFUSED_OPTIONS: dict[str, tuple[Any, ...]] = foreign(Options.__struct_fields__) | {
     "penalize_newline": (True,),
 }
 
@@ -108,6 +113,8 @@ class OllamaMessage(msgspec.Struct):
 class OllamaChatRequest(OllamaCommon):
     messages: list[OllamaMessage] | None = None
     tools: list[dict[str, Any]] | None = None
+    tool_choice: ToolWish | None = None
+    """As chat of OpenAI's has it; Ollama itself has no such field yet."""
 
 
 class OllamaGenerateRequest(OllamaCommon):

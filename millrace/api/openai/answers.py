@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from millrace.api.openai.common import TokenEntry
+from millrace.api.logprobs import TokenEntry
 
 FinishReason = Literal["stop", "length", "tool_calls", "function_call"]
 

@@ -10,25 +10,31 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from millrace.api.answer import EventStream, as_json, data, whole
-from millrace.api.body import convert, read_object, refuse, unknown
-from millrace.api.context import context_of, request_id
+from millrace.api.context import request_id
 from millrace.api.errors import openai_error
+from millrace.api.fields import demanded, strange_arguments, thinking_of
 from millrace.api.openai.answers import ChatChunk, ChatCompletion
-from millrace.api.openai.chat_answer import Envelope
-from millrace.api.openai.common import demanded, fill, wants_usage
-from millrace.api.openai.schema import REFUSED_BY_CHAT, ChatRequest, OpenAIMessage, known
+from millrace.api.openai.chat_answer import ChatChunks, ChatFolding
+from millrace.api.openai.envelope import folded, streamed, wants_usage
+from millrace.api.openai.schema import (
+    ADVISORY,
+    REFUSED_BY_CHAT,
+    ChatRequest,
+    OpenAIMessage,
+    token_limit,
+)
 from millrace.api.openai.tools import Offer, offer_of, spoken
 from millrace.api.openapi.describe import RUNS, SSE, describe
+from millrace.api.prelude import Border
 from millrace.api.running import run
-from millrace.api.sampling import ignored_header
 from millrace.errors import BadRequest, Unsupported
-from millrace.serving.fold import fold
 from millrace.serving.model import ServedModel
 from millrace.serving.request import Request
+from millrace.serving.wishes import fill, wishes_of
 from millrace.text.dialect import Conversation, Dialect
 
 router = APIRouter()
-_KNOWN = known(ChatRequest, REFUSED_BY_CHAT)
+_BORDER = Border(ChatRequest, REFUSED_BY_CHAT, ADVISORY)
 _HERE = {"thinking": "enable_thinking", "effort": "reasoning_effort"}
 """A conversation's fields as this protocol calls them."""
 
@@ -44,24 +50,21 @@ _HERE = {"thinking": "enable_thinking", "effort": "reasoning_effort"}
     statuses=RUNS,
 )
 async def chat_completions(http: HttpRequest) -> Response:
-    context = context_of(http)
-    raw = await read_object(http, context.config.max_body)
-    wire = convert(raw, ChatRequest)
-    refuse(raw, REFUSED_BY_CHAT)
-    model = context.registry.get(wire.model)
+    asked = await _BORDER.read(http)
+    wire, model = asked.wire, asked.model
     if wire.top_logprobs and not wire.logprobs:
         raise BadRequest("top_logprobs needs logprobs: true.", param="top_logprobs")
     id = request_id(http, "chatcmpl-")
     offer = offer_of(wire)
-    request, ignored = await asyncio.to_thread(_request, id, raw, wire, offer, model)
-    headers = {"x-request-id": id} | ignored_header([*unknown(raw, _KNOWN), *ignored])
+    request, ignored = await asyncio.to_thread(_request, id, asked.raw, wire, offer, model)
+    headers = asked.headers(id, ignored)
     running = run(http, model, request)
-    envelope = Envelope(id, model, bool(wire.logprobs), offer)
+    chunks = ChatChunks(id, model, bool(wire.logprobs), offer)
     if wire.stream:
-        chunks = envelope.chunks(running, wants_usage(wire))
-        return EventStream(chunks, running.close, lambda e: data(openai_error(e)), headers)
-    answers, usage = await whole(http, fold(running.events(), running.n), running.close)
-    return as_json(envelope.whole(answers, usage), headers)
+        stream = streamed(running.events(), running.n, chunks, wants_usage(wire))
+        return EventStream(stream, running.close, lambda e: data(openai_error(e)), headers)
+    answer = folded(running.events(), running.n, chunks, ChatFolding(bool(wire.logprobs)))
+    return as_json(await whole(http, answer, running.close), headers)
 
 
 def _request(
@@ -70,14 +73,14 @@ def _request(
     """The request, and the names of what was left out of it."""
     chat = conversation_of(raw, wire, offer, model.dialect)
     request = model.chat(id, chat, demanded(wire))
-    fill(request, wire, model)
-    request.max_tokens = wire.max_completion_tokens or wire.max_tokens
+    wishes = wishes_of(wire)
+    wishes.max_tokens = token_limit(wire)
+    fill(request, wishes, model)
     request.logprobs = (wire.top_logprobs or 0) if wire.logprobs else None
     ignored = [*offer.ignored, *(_HERE[name] for name in model.dialect.ignored(chat))]
     if wire.web_search_options is not None:
         ignored.append("web_search_options")
-    strange = model.dialect.unknown_arguments(wire.chat_template_kwargs or {})
-    return request, ignored + [f"chat_template_kwargs.{name}" for name in strange]
+    return request, ignored + strange_arguments(wire.chat_template_kwargs or {}, model.dialect)
 
 
 def conversation_of(
@@ -85,15 +88,16 @@ def conversation_of(
 ) -> Conversation:
     for message in wire.messages:
         _check(message)
+    thinking = thinking_of(wire)
     return Conversation(
         messages=spoken(raw["messages"]),
         tools=offer.functions,
         tool_choice=offer.choice,
         tool_name=offer.name,
         parallel=wire.parallel_tool_calls is not False and not offer.legacy,
-        thinking=wire.enable_thinking,
+        thinking=thinking.wanted,
         effort=wire.reasoning_effort,
-        thinking_budget=wire.thinking_token_budget,
+        thinking_budget=thinking.budget,
         template_arguments=_verbosity(wire, dialect) | (wire.chat_template_kwargs or {}),
         add_generation_prompt=wire.add_generation_prompt is not False,
         continue_final=bool(wire.continue_final_message),

@@ -1,93 +1,53 @@
-"""The wire objects of a chat answer: one whole, or chunks as its events come."""
+"""A chat answer on the wire: the chunks of its stream, and their fold, which is the whole answer."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from typing import Any
 
-from millrace.api.answer import DONE, KEEP_ALIVE, data
-from millrace.api.openai.common import chat_logprobs, usage_of
+from millrace.api.logprobs import chat_logprobs
+from millrace.api.openai.envelope import head_of, usage_of
 from millrace.api.openai.tools import Calls, Offer
 from millrace.protocol import TokenLogprob
-from millrace.serving.fold import Answer
-from millrace.serving.model import Running, ServedModel
+from millrace.serving.model import ServedModel
 from millrace.text.deltas import (
     Content,
     Delta,
     Event,
     Finish,
-    Idle,
     Reasoning,
     ToolCallArguments,
     ToolCallStart,
     Usage,
 )
 
+Chunk = dict[str, Any]
 
-class Envelope:
+
+class ChatChunks:
+    """Events in, chunks out."""
+
     def __init__(self, id: str, model: ServedModel, logprobs: bool, offer: Offer) -> None:
-        self._head = {"id": id, "created": int(time.time()), "model": model.name}
+        self._head = head_of(id, "chat.completion.chunk", model)
         self._vocabulary = model.tokenizer.vocabulary
         self._wants_logprobs = logprobs
         self._offer = offer
         self._calls: dict[int, Calls] = {}
 
-    def whole(self, answers: list[Answer], usage: Usage) -> dict[str, Any]:
-        return {
-            **self._head,
-            "object": "chat.completion",
-            "choices": [
-                {
-                    "index": i,
-                    "message": self._message(a),
-                    "logprobs": self._logprobs(a.logprobs),
-                    "finish_reason": self._reason(a.finish) if a.finish else None,
-                    "matched_stop": a.finish.matched if a.finish else None,
-                }
-                for i, a in enumerate(answers)
-            ],
-            "usage": usage_of(usage),
-        }
-
-    def _message(self, answer: Answer) -> dict[str, Any]:
-        message: dict[str, Any] = {
-            "role": "assistant",
-            "content": answer.content,
-            "refusal": None,
-        }
-        if answer.reasoning:
-            message["reasoning_content"] = answer.reasoning
-        if answer.calls:
-            message["content"] = answer.content or None
-            listed = [Calls(self._offer).whole(c.id, c.name, c.arguments) for c in answer.calls]
-            if self._offer.legacy:
-                message["function_call"] = listed[0]["function"]
-            else:
-                message["tool_calls"] = listed
-        return message
-
-    async def chunks(self, running: Running, include_usage: bool) -> AsyncIterator[bytes]:
-        for choice in range(running.n):
+    def begin(self, n: int) -> Iterator[Chunk]:
+        for choice in range(n):
             yield self._chunk(choice, {"role": "assistant", "content": ""})
-        async for event in running.events():
-            if out := self._translate(event, include_usage):
-                yield out
-        yield DONE
 
-    def _translate(self, event: Event, include_usage: bool) -> bytes | None:
+    def feed(self, event: Event) -> Iterator[Chunk]:
         match event:
             case Delta(choice=choice, piece=Finish() as finish, logprobs=scores):
-                late = [self._chunk(choice, rest) for rest in self._of(choice).rest()]
-                return b"".join([*late, self._chunk(choice, {}, scores, finish)])
+                for rest in self._of(choice).rest():
+                    yield self._chunk(choice, rest)
+                yield self._chunk(choice, {}, scores, finish)
             case Delta(choice=choice, logprobs=scores):
-                return self._chunk(choice, self._delta(event), scores)
-            case Usage() if include_usage:
-                body = self._head | {"object": "chat.completion.chunk", "choices": []}
-                return data(body | {"usage": usage_of(event)})
-            case Idle():
-                return KEEP_ALIVE
-        return None
+                yield self._chunk(choice, self._delta(event), scores)
+            case Usage():
+                yield self._head | {"choices": [], "usage": usage_of(event)}
 
     def _delta(self, event: Delta) -> dict[str, Any]:
         match event.piece:
@@ -111,21 +71,87 @@ class Envelope:
         delta: dict[str, Any],
         scores: list[TokenLogprob] | None = None,
         finish: Finish | None = None,
-    ) -> bytes:
+    ) -> Chunk:
+        told = scores and self._wants_logprobs
         body: dict[str, Any] = {
             "index": choice,
             "delta": delta,
-            "logprobs": self._logprobs(scores) if scores else None,
+            "logprobs": chat_logprobs(self._vocabulary, scores or []) if told else None,
             "finish_reason": self._reason(finish) if finish else None,
         }
         if finish is not None:
             body["matched_stop"] = finish.matched
-        return data(self._head | {"object": "chat.completion.chunk", "choices": [body]})
-
-    def _logprobs(self, items: list[TokenLogprob]) -> dict[str, Any] | None:
-        return chat_logprobs(self._vocabulary, items) if self._wants_logprobs else None
+        return self._head | {"choices": [body]}
 
     def _reason(self, finish: Finish) -> str:
         if finish.reason == "tool_calls" and self._offer.legacy:
             return "function_call"
         return finish.reason
+
+
+class ChatFolding:
+    """The whole answer, put together from its chunks as a client would."""
+
+    def __init__(self, logprobs: bool) -> None:
+        self._wants_logprobs = logprobs
+        self._head: Chunk = {}
+        self._choices: dict[int, Chunk] = {}
+        self._usage: Chunk = {}
+
+    def add(self, chunk: Chunk) -> None:
+        self._head = self._head or {k: v for k, v in chunk.items() if k != "choices"}
+        self._usage = chunk.get("usage") or self._usage
+        for told in chunk["choices"]:
+            choice = self._choices.setdefault(told["index"], self._opened(told["index"]))
+            _add_delta(choice["message"], told["delta"])
+            if told["logprobs"] is not None:
+                choice["logprobs"]["content"] += told["logprobs"]["content"]
+            if told["finish_reason"] is not None:
+                choice["finish_reason"] = told["finish_reason"]
+                choice["matched_stop"] = told["matched_stop"]
+
+    def _opened(self, index: int) -> Chunk:
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": "", "refusal": None},
+            "logprobs": {"content": [], "refusal": None} if self._wants_logprobs else None,
+            "finish_reason": None,
+            "matched_stop": None,
+        }
+
+    def whole(self) -> Chunk:
+        choices = [self._choices[index] for index in sorted(self._choices)]
+        for choice in choices:
+            message = choice["message"]
+            if ("tool_calls" in message or "function_call" in message) and not message["content"]:
+                message["content"] = None
+        return self._head | {
+            "object": "chat.completion",
+            "choices": choices,
+            "usage": self._usage,
+        }
+
+
+def _add_delta(message: Chunk, delta: Chunk) -> None:
+    for name in ("content", "reasoning_content"):
+        if name in delta:
+            message[name] = message.get(name, "") + delta[name]
+    if call := delta.get("function_call"):
+        told = message.setdefault("function_call", {"name": "", "arguments": ""})
+        _add_texts(told, call)
+    for call in delta.get("tool_calls", ()):
+        calls = message.setdefault("tool_calls", [])
+        if call["index"] == len(calls):
+            calls.append({k: _copied(v) for k, v in call.items() if k != "index"})
+        else:
+            told = calls[call["index"]]
+            _add_texts(told[told["type"]], call[told["type"]])
+
+
+def _add_texts(told: Chunk, more: Chunk) -> None:
+    for name, text in more.items():
+        told[name] = told.get(name, "") + text
+
+
+def _copied(value: Any) -> Any:
+    return dict(value) if isinstance(value, dict) else value

@@ -3,43 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from millrace.api.answer import DONE, KEEP_ALIVE, EventStream, as_json, data, whole
-from millrace.api.body import convert, read_object, refuse, unknown
-from millrace.api.context import context_of, request_id
+from millrace.api.answer import EventStream, as_json, data, whole
+from millrace.api.context import request_id
 from millrace.api.errors import openai_error
+from millrace.api.fields import demanded
 from millrace.api.openai.answers import Completion
-from millrace.api.openai.common import (
-    CompletionLogprobs,
-    demanded,
-    fill,
-    joined,
-    token_name,
-    usage_of,
-    wants_usage,
-)
-from millrace.api.openai.schema import REFUSED_BY_COMPLETIONS, CompletionRequest, known
+from millrace.api.openai.completion_answer import CompletionChunks, CompletionFolding
+from millrace.api.openai.envelope import folded, streamed, wants_usage
+from millrace.api.openai.schema import ADVISORY, CompletionRequest, token_limit
 from millrace.api.openapi.describe import RUNS, SSE, describe
+from millrace.api.prelude import Border, in_words
 from millrace.api.running import run_group
-from millrace.api.sampling import ignored_header
 from millrace.errors import BadRequest, Unsupported
-from millrace.protocol import TokenLogprob
-from millrace.serving.fold import Answer, fold
-from millrace.serving.group import Group
 from millrace.serving.model import ServedModel
 from millrace.serving.request import Request, check_tokens
-from millrace.text.deltas import Content, Delta, Event, Finish, Idle, PromptScores, Usage
+from millrace.serving.wishes import fill, wishes_of
 
 router = APIRouter()
 MOST_ANSWERS = 2048
-_KNOWN = known(CompletionRequest, REFUSED_BY_COMPLETIONS)
+_BORDER = Border(CompletionRequest, advisory=ADVISORY)
+_HERE = {"messages": "prompt"}
+"""What the core calls a prompt, as this endpoint does."""
 
 
 @router.post("/v1/completions")
@@ -53,21 +43,19 @@ _KNOWN = known(CompletionRequest, REFUSED_BY_COMPLETIONS)
     statuses=RUNS,
 )
 async def completions(http: HttpRequest) -> Response:
-    context = context_of(http)
-    raw = await read_object(http, context.config.max_body)
-    wire = convert(raw, CompletionRequest)
-    refuse(raw, REFUSED_BY_COMPLETIONS)
-    model = context.registry.get(wire.model)
+    asked = await _BORDER.read(http)
+    wire, model = asked.wire, asked.model
     id = request_id(http, "cmpl-")
-    prompts, requests = await asyncio.to_thread(_requests, id, wire, model)
-    headers = {"x-request-id": id} | ignored_header(unknown(raw, _KNOWN))
-    group = run_group(http, model, requests)
-    envelope = _Envelope(id, model, wire, prompts)
+    with in_words(_HERE):
+        prompts, requests = await asyncio.to_thread(_requests, id, wire, model)
+        group = run_group(http, model, requests)
+    headers = asked.headers(id)
+    chunks = CompletionChunks(id, model, wire, prompts)
     if wire.stream:
-        chunks = envelope.chunks(group, wants_usage(wire))
-        return EventStream(chunks, group.close, lambda e: data(openai_error(e)), headers)
-    answers, usage = await whole(http, fold(group.events(), group.n), group.close)
-    return as_json(envelope.whole(answers, usage), headers)
+        stream = streamed(group.events(), group.n, chunks, wants_usage(wire))
+        return EventStream(stream, group.close, lambda e: data(openai_error(e)), headers)
+    answer = folded(group.events(), group.n, chunks, CompletionFolding(chunks, wire))
+    return as_json(await whole(http, answer, group.close), headers)
 
 
 def _requests(
@@ -107,8 +95,16 @@ def _around(
 
 
 def _request(id: str, prompt: list[int], wire: CompletionRequest, model: ServedModel) -> Request:
-    request = Request(id=id, prompt=prompt)
-    fill(request, wire, model)
+    wishes = wishes_of(wire)
+    wishes.max_tokens = token_limit(wire)
+    request = fill(Request(id=id, prompt=prompt), wishes, model)
+    if request.max_tokens == 0:
+        if not wire.echo:
+            raise BadRequest(
+                "max_tokens: 0 makes nothing; it is for scoring a prompt, with echo: true.",
+                param="max_tokens",
+            )
+        request.only_prompt = True
     if wire.suffix and model.infill is not None:
         request.end_token_ids = model.infill.ends
     request.grammar = model.form(demanded(wire))
@@ -151,134 +147,3 @@ def prompts_of(prompt: str | list[Any], model: ServedModel) -> list[list[int]]:
 
 def _is_token(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-class _Envelope:
-    """The wire objects of one completion, its choices over all prompts numbered through."""
-
-    def __init__(
-        self, id: str, model: ServedModel, wire: CompletionRequest, prompts: list[list[int]]
-    ) -> None:
-        self._head = {
-            "id": id,
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": model.name,
-        }
-        self._vocabulary = model.tokenizer.vocabulary
-        self._prompts = prompts
-        self._texts = [model.tokenizer.decode(p) for p in prompts] if wire.echo else []
-        self._n = wire.n or 1
-        self._generated = max(self._n, wire.best_of or 1)
-        """Choices generated per prompt; the best n are told."""
-        self._wants_logprobs = wire.logprobs is not None
-        self._wants_prompt = wire.prompt_logprobs is not None
-        self._scorers: dict[int, CompletionLogprobs] = {}
-        self._scores: dict[int, list[TokenLogprob]] = {}
-        """Scores of each prompt."""
-
-    def whole(self, answers: list[Answer], usage: Usage) -> dict[str, Any]:
-        choices: list[dict[str, Any]] = []
-        for number in range(len(self._prompts)):
-            generated = answers[number * self._generated : (number + 1) * self._generated]
-            self._scores[number] = generated[0].prompt
-            if self._generated > self._n:
-                generated = sorted(generated, key=_mean_logprob, reverse=True)[: self._n]
-            choices += [
-                self._whole_choice(len(choices) + k, number, a) for k, a in enumerate(generated)
-            ]
-        return self._head | {"choices": choices, "usage": usage_of(usage)}
-
-    def _whole_choice(self, index: int, number: int, answer: Answer) -> dict[str, Any]:
-        parts = self._prompt_part(index, number)
-        if self._wants_logprobs:
-            parts.append(self._scorer(index).add(answer.logprobs))
-        text = (self._texts[number] if self._texts else "") + answer.content
-        choice = _choice(index, text, joined(parts) if parts else None, answer.finish)
-        return choice | self._prompt_scores(number)
-
-    async def chunks(self, group: Group, include_usage: bool) -> AsyncIterator[bytes]:
-        begun: set[int] = set()
-        async for event in group.events():
-            if isinstance(event, Delta) and event.choice not in begun:
-                begun.add(event.choice)
-                if first := self._opening(event.choice):
-                    yield first
-            if out := self._translate(event, include_usage):
-                yield out
-        yield DONE
-
-    def _opening(self, choice: int) -> bytes | None:
-        """What an echo puts before the first piece."""
-        number = choice // self._n
-        if not self._texts and not self._scores.get(number):
-            return None
-        parts = self._prompt_part(choice, number)
-        body = _choice(
-            choice, self._texts[number] if self._texts else "", joined(parts) if parts else None
-        )
-        return data(self._head | {"choices": [body | self._prompt_scores(number)]})
-
-    def _translate(self, event: Event, include_usage: bool) -> bytes | None:
-        match event:
-            case Delta(choice=choice, piece=Content(text=text), logprobs=items):
-                return self._chunk(choice, text, items, None)
-            case Delta(choice=choice, piece=Finish() as finish, logprobs=items):
-                return self._chunk(choice, "", items, finish)
-            case PromptScores(first_choice=first, items=items):
-                self._scores[first // self._n] = items
-            case Usage() if include_usage:
-                return data(self._head | {"choices": [], "usage": usage_of(event)})
-            case Idle():
-                return KEEP_ALIVE
-        return None
-
-    def _chunk(
-        self, choice: int, text: str, items: list[TokenLogprob], finish: Finish | None
-    ) -> bytes:
-        scores = self._scorer(choice).add(items) if self._wants_logprobs and items else None
-        return data(self._head | {"choices": [_choice(choice, text, scores, finish)]})
-
-    def _scorer(self, choice: int) -> CompletionLogprobs:
-        if choice not in self._scorers:
-            self._scorers[choice] = CompletionLogprobs(self._vocabulary)
-        return self._scorers[choice]
-
-    def _prompt_part(self, choice: int, number: int) -> list[dict[str, Any]]:
-        """The logprobs of an echoed prompt."""
-        if not (self._texts and self._wants_logprobs):
-            return []
-        scorer = self._scorer(choice)
-        scores = self._scores.get(number, [])
-        return [scorer.first(self._prompts[number][0]), scorer.add(scores)]
-
-    def _prompt_scores(self, number: int) -> dict[str, Any]:
-        if not self._wants_prompt:
-            return {}
-        listed: list[Any] = [None]
-        for item in self._scores.get(number, []):
-            ranked = [(item.token, item.logprob), *(p for p in item.top if p[0] != item.token)]
-            listed.append(
-                {
-                    str(t): {"logprob": v, "decoded_token": token_name(self._vocabulary, t)}
-                    for t, v in ranked
-                }
-            )
-        return {"prompt_logprobs": listed}
-
-
-def _mean_logprob(answer: Answer) -> float:
-    scores = [i.logprob for i in answer.logprobs]
-    return sum(scores) / len(scores) if scores else float("-inf")
-
-
-def _choice(
-    index: int, text: str, logprobs: dict[str, Any] | None = None, finish: Finish | None = None
-) -> dict[str, Any]:
-    value: dict[str, Any] = {
-        "index": index,
-        "text": text,
-        "logprobs": logprobs,
-        "finish_reason": finish.reason if finish else None,
-    }
-    return value | ({"matched_stop": finish.matched} if finish else {})

@@ -7,7 +7,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from millrace.api.fields import FormFields, ThinkingWish
 from millrace.serving.ranges import (
+    BadWords,
     Bias,
     Choices,
     Count,
@@ -33,8 +35,8 @@ class StreamOptions(msgspec.Struct, frozen=True):
     """Accepted: our chunks carry no padding either way."""
 
 
-class OpenAICommon(msgspec.Struct, kw_only=True):
-    """What chat and completions share."""
+class OpenAICommon(FormFields, kw_only=True):
+    """What chat, completions and responses share."""
 
     model: str | None = None
     temperature: Temperature | None = None
@@ -43,17 +45,13 @@ class OpenAICommon(msgspec.Struct, kw_only=True):
     min_p: Unit | None = None
     seed: int | None = None
     max_tokens: Positive | None = None
+    max_completion_tokens: Positive | None = None
     n: Choices | None = None
     stop: StopText | list[StopText] | None = None
     stop_token_ids: list[TokenId] | None = None
     include_stop_str_in_output: bool | None = None
     stop_in_reasoning: bool | None = None
     """Whether stop strings end the answer inside a thought too."""
-    response_format: dict[str, Any] | None = None
-    guided_json: dict[str, Any] | str | None = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
     typical_p: Share | None = None
     xtc_probability: Unit | None = None
     xtc_threshold: Unit | None = None
@@ -61,6 +59,7 @@ class OpenAICommon(msgspec.Struct, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: dict[str, Bias] | None = None
+    bad_words: BadWords | None = None
     min_tokens: Count | None = None
     ignore_eos: bool | None = None
     priority: Priority | None = None
@@ -72,6 +71,16 @@ class OpenAICommon(msgspec.Struct, kw_only=True):
     skip_special_tokens: bool = True
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+
+
+class TalkFields(OpenAICommon, kw_only=True):
+    """What chat and responses share beyond that: how the model is told to think."""
+
+    enable_thinking: bool | None = None
+    thinking: ThinkingWish | None = None
+    """The same in another spelling, with a budget if wished."""
+    thinking_token_budget: Count | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class ContentPart(msgspec.Struct):
@@ -126,9 +135,8 @@ class AllowedTools(msgspec.Struct, tag="allowed_tools", tag_field="type"):
 ToolWish = Literal["none", "auto", "required"] | NamedFunction | NamedCustom | AllowedTools
 
 
-class ChatRequest(OpenAICommon):
+class ChatRequest(TalkFields, kw_only=True):
     messages: Annotated[list[OpenAIMessage], Meta(min_length=1)]
-    max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
     top_logprobs: Top | None = None
     tools: list[dict[str, Any]] | None = None
@@ -141,15 +149,15 @@ class ChatRequest(OpenAICommon):
     verbosity: Literal["low", "medium", "high"] | None = None
     web_search_options: dict[str, Any] | None = None
     """A hosted tool: left out, and named in `x-millrace-ignored`."""
-    enable_thinking: bool | None = None
-    thinking_token_budget: Count | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
 
-class CompletionRequest(OpenAICommon):
+class CompletionRequest(OpenAICommon, kw_only=True):
     prompt: str | list[Any]
+    max_tokens: Count | None = None
+    """0 makes nothing: with `echo` it scores the prompt."""
+    max_completion_tokens: Count | None = None
     logprobs: Top | None = None
     prompt_logprobs: Top | None = None
     echo: bool | None = None
@@ -172,17 +180,10 @@ ADVISORY = frozenset(
 )
 """Fields that only label or advise: accepted, whatever they say."""
 
-REFUSED_BY_CHAT: dict[str, tuple[Any, ...]] = {
-    "best_of": (1,),
-    "prompt_logprobs": (),
-    "modalities": (["text"],),
-    "audio": (),
-}
-
-REFUSED_BY_COMPLETIONS: dict[str, tuple[Any, ...]] = {
-    "tools": ([],),
-}
+REFUSED_BY_CHAT: dict[str, tuple[Any, ...]] = {"modalities": (["text"],), "audio": ()}
 
 
-def known(type: type[msgspec.Struct], refused: dict[str, tuple[Any, ...]]) -> frozenset[str]:
-    return frozenset(type.__struct_fields__) | ADVISORY | frozenset(refused)
+def token_limit(wire: OpenAICommon) -> int | None:
+    """`max_completion_tokens` is the newer name of `max_tokens`."""
+    limit = wire.max_completion_tokens
+    return wire.max_tokens if limit is None else limit

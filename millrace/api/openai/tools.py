@@ -11,9 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from millrace.api.openai.schema import AllowedTools, ChatRequest, NamedCustom, NamedFunction
-from millrace.api.responses.freeform import InputText
-from millrace.api.responses.tools import Toolbox, choose, open_tools
+from millrace.api.freeform import InputText
+from millrace.api.openai.schema import (
+    AllowedTools,
+    ChatRequest,
+    NamedCustom,
+    NamedFunction,
+    ToolWish,
+)
+from millrace.api.toolbox import Toolbox, choose, open_tools
 from millrace.errors import BadRequest
 from millrace.text.dialect import ToolChoice
 
@@ -34,8 +40,7 @@ class Offer:
 def offer_of(wire: ChatRequest) -> Offer:
     legacy = bool(wire.functions) or wire.function_call is not None
     if not legacy:
-        box = open_tools([_flat(f"tools[{i}]", tool) for i, tool in enumerate(wire.tools or ())])
-        return _offer(box, _flat_choice(wire), False)
+        return offered(wire.tools or (), wire.tool_choice)
     if wire.tools or wire.tool_choice is not None:
         raise BadRequest(
             "Give 'tools' and 'tool_choice', or the older 'functions' and 'function_call', not "
@@ -46,6 +51,12 @@ def offer_of(wire: ChatRequest) -> Offer:
     call = wire.function_call
     named = None if call is None or isinstance(call, str) else call.name
     return _offer(box, {"type": "function", "name": named} if named else call, True)
+
+
+def offered(tools: Sequence[Mapping[str, Any]], choice: ToolWish | None) -> Offer:
+    """What tools in chat's shape and a choice among them come to."""
+    box = open_tools([_flat(f"tools[{i}]", tool) for i, tool in enumerate(tools)])
+    return _offer(box, _flat_choice(choice), False)
 
 
 def _offer(box: Toolbox, wanted: Any, legacy: bool) -> Offer:
@@ -75,8 +86,8 @@ def _flat(where: str, tool: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _flat_choice(wire: ChatRequest) -> Any:
-    match wire.tool_choice:
+def _flat_choice(choice: ToolWish | None) -> Any:
+    match choice:
         case NamedFunction(function=tool):
             return {"type": "function", "name": tool.name}
         case NamedCustom(custom=tool):
@@ -84,7 +95,7 @@ def _flat_choice(wire: ChatRequest) -> Any:
         case AllowedTools(allowed_tools=allowed):
             tools = [_flat("tool_choice.allowed_tools", t) for t in allowed.tools]
             return {"type": "allowed_tools", "mode": allowed.mode, "tools": tools}
-        case choice:
+        case _:
             return choice
 
 

@@ -9,23 +9,24 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from millrace.api.answer import EventStream, as_json, whole
-from millrace.api.body import read_object
 from millrace.api.context import context_of, request_id
 from millrace.api.keys import caller_of
 from millrace.api.openapi.describe import READS, RUNS, SSE, describe
+from millrace.api.prelude import Border, ignored_header, in_words
 from millrace.api.responses.answering import Answering, encode
 from millrace.api.responses.answers import InputTokens, ResponseEvent, ResponseObject
 from millrace.api.responses.ids import fresh
 from millrace.api.responses.parts import Wire
-from millrace.api.responses.prepare import ResponsePlan, our_words, prepare
-from millrace.api.responses.schema import ResponsesRequest
+from millrace.api.responses.plan import ResponsePlan
+from millrace.api.responses.prepare import HERE, prepare
+from millrace.api.responses.schema import LABELS, REFUSED, ResponsesRequest
 from millrace.api.responses.store import Store
 from millrace.api.running import run
-from millrace.api.sampling import ignored_header
 from millrace.errors import MillraceError
 from millrace.serving.model import Running
 
 router = APIRouter()
+_BORDER = Border(ResponsesRequest, REFUSED, LABELS)
 
 
 @router.post("/v1/responses")
@@ -39,14 +40,13 @@ router = APIRouter()
     statuses=RUNS,
 )
 async def create(http: HttpRequest) -> Response:
-    context = context_of(http)
-    raw = await read_object(http, context.config.max_body)
-    caller = caller_of(http)
+    context, caller = context_of(http), caller_of(http)
+    asked = await _BORDER.read(http)
     id = fresh("resp_", caller)
     name = request_id(http, "") if "x-request-id" in http.headers else id
-    plan = await prepare(context.registry, context.store, raw, name, caller)
+    plan = await prepare(asked, context.store, name, caller)
     headers = {"x-request-id": name} | ignored_header(plan.ignored)
-    with our_words():
+    with in_words(HERE):
         running = run(http, plan.model, plan.request)
     if plan.wire.background:
         job = await context.jobs.start(id, plan, running, context.store)
@@ -71,10 +71,8 @@ async def create(http: HttpRequest) -> Response:
 )
 async def input_tokens(http: HttpRequest) -> Response:
     """How long the prompt of a request would be, template and tools included."""
-    context = context_of(http)
-    raw = await read_object(http, context.config.max_body)
-    id, caller = fresh("resp_"), caller_of(http)
-    plan = await prepare(context.registry, context.store, raw, id, caller)
+    asked = await _BORDER.read(http)
+    plan = await prepare(asked, context_of(http).store, fresh("resp_"), caller_of(http))
     count = {"object": "response.input_tokens", "input_tokens": len(plan.request.prompt)}
     return as_json(count, ignored_header(plan.ignored))
 

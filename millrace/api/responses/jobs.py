@@ -14,7 +14,7 @@ from typing import Any
 from millrace.api.answer import KEEP_ALIVE
 from millrace.api.responses.answering import Answering, encode
 from millrace.api.responses.parts import Wire
-from millrace.api.responses.prepare import ResponsePlan
+from millrace.api.responses.plan import ResponsePlan
 from millrace.api.responses.store import Store
 from millrace.serving.model import Running
 

@@ -20,7 +20,7 @@ from millrace.api.responses.parts import (
     Status,
     Wire,
 )
-from millrace.api.responses.tools import Offered
+from millrace.api.toolbox import Offered
 from millrace.errors import BadRequest, Cancelled, MillraceError, Overloaded
 from millrace.protocol import TokenLogprob
 from millrace.text.deltas import (

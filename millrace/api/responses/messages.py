@@ -8,7 +8,7 @@ from typing import Any
 
 from millrace.api.encrypted_content import unseal
 from millrace.api.responses.items import Item
-from millrace.api.responses.tools import flat_name
+from millrace.api.toolbox import flat_name
 from millrace.errors import BadRequest
 
 Message = dict[str, Any]

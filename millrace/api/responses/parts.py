@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from millrace.api.encrypted_content import seal
-from millrace.api.responses.freeform import InputText
+from millrace.api.freeform import InputText
 from millrace.api.responses.ids import item_id
 from millrace.api.responses.items import Item
-from millrace.api.responses.tools import Offered
+from millrace.api.toolbox import Offered
 from millrace.text.deltas import ToolCallStart
 
 Wire = dict[str, Any]

@@ -3,76 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from millrace.api.body import convert, refuse, unknown
-from millrace.api.openai.common import chat_logprobs, demanded, fill
+from millrace.api.fields import demanded, strange_arguments, thinking_of
+from millrace.api.prelude import Asked, in_words
 from millrace.api.responses.items import Item, read_items
-from millrace.api.responses.machine import Machine
 from millrace.api.responses.messages import to_messages
 from millrace.api.responses.owners import demand
-from millrace.api.responses.schema import KNOWN, REFUSED, ConversationRef, ResponsesRequest
+from millrace.api.responses.plan import ResponsePlan, conversation_id
+from millrace.api.responses.schema import ResponsesRequest
 from millrace.api.responses.store import Store
-from millrace.api.responses.tools import ChosenTools, Toolbox, choose, open_tools
 from millrace.api.responses.truncation import reserve, shortest_cut
-from millrace.errors import BadRequest, ContextLengthExceeded, MillraceError
+from millrace.api.toolbox import ChosenTools, choose, open_tools
+from millrace.errors import BadRequest, ContextLengthExceeded
 from millrace.serving.model import ServedModel
-from millrace.serving.registry import Registry
 from millrace.serving.request import Request
+from millrace.serving.wishes import fill, wishes_of
 from millrace.text.dialect import Conversation
 from millrace.text.grammar import Demand, demand_of
 
+HERE = {"messages": "input", "response_format": "text.format"}
+"""What the core calls fields, as this protocol does."""
 _NAMES = {"effort": "reasoning.effort", "thinking": "enable_thinking"}
 """What the dialect calls the fields that a model is deaf to."""
 
 
-@dataclass
-class ResponsePlan:
-    """A request, read and ready to run."""
-
-    wire: ResponsesRequest
-    model: ServedModel
-    request: Request
-    given: list[Item]
-    """The request's own input, without what it goes back to."""
-    box: Toolbox
-    ignored: list[str]
-    stored: bool
-
-    @property
-    def conversation(self) -> str | None:
-        return conversation_id(self.wire)
-
-    def machine(self, id: str) -> Machine:
-        reasoning = self.wire.reasoning
-        include = self.wire.include or []
-        vocabulary = self.model.tokenizer.vocabulary
-        return Machine(
-            _echo(id, self),
-            self.box.offered,
-            queued=bool(self.wire.background),
-            summary=bool(reasoning and (reasoning.summary or reasoning.generate_summary)),
-            sealed="reasoning.encrypted_content" in include,
-            scorer=(
-                None
-                if self.request.logprobs is None
-                else lambda items: list(chat_logprobs(vocabulary, items)["content"])
-            ),
-        )
-
-
 async def prepare(
-    registry: Registry, store: Store, raw: dict[str, Any], id: str, caller: str
+    asked: Asked[ResponsesRequest], store: Store, id: str, caller: str
 ) -> ResponsePlan:
     """`id` is the request's own, under which it runs; the response has another."""
-    wire = convert(raw, ResponsesRequest)
-    refuse(raw, REFUSED)
+    wire, model = asked.wire, asked.model
     _agree(wire, store)
-    model = registry.get(wire.model)
     before = await _before(store, wire, caller)
     given = await _resolved(store, read_items(wire.input or []), caller)
     items = before + given
@@ -81,37 +44,19 @@ async def prepare(
     box = open_tools(_all_tools(wire, items))
     chosen = choose(wire.tool_choice, box)
     work = _Work(wire, model, chosen, _demand(wire), id)
-    with our_words():
+    with in_words(HERE):
         request, deaf = await asyncio.to_thread(work.request, items)
-    ignored = (
-        box.ignored
-        + [_NAMES.get(name, name) for name in deaf]
-        + _advice(wire)
-        + unknown(raw, KNOWN)
-    )
+    ignored = [
+        *box.ignored,
+        *(_NAMES.get(name, name) for name in deaf),
+        *_advice(wire),
+        *strange_arguments(wire.chat_template_kwargs or {}, model.dialect),
+        *asked.ignored,
+    ]
     if wire.store and not store.on:
         ignored.append("store")
     stored = wire.store is not False and store.on
     return ResponsePlan(wire, model, request, given, box, ignored, stored)
-
-
-def conversation_id(wire: ResponsesRequest) -> str | None:
-    named = wire.conversation
-    return named.id if isinstance(named, ConversationRef) else named
-
-
-@contextlib.contextmanager
-def our_words() -> Iterator[None]:
-    """The core speaks of messages where this protocol has its input."""
-    try:
-        yield
-    except MillraceError as error:
-        if error.param == "messages":
-            error.param = "input"
-        elif error.param is not None and error.param.startswith("response_format"):
-            message = error.message.replace("response_format", "text.format")
-            raise BadRequest(message, param="text.format") from error
-        raise
 
 
 def _agree(wire: ResponsesRequest, store: Store) -> None:
@@ -173,7 +118,7 @@ def _demand(wire: ResponsesRequest) -> Demand | None:
     asked = wire.text.format if wire.text else None
     if asked is None:
         return demanded(wire)
-    with our_words():
+    with in_words(HERE):
         found = demand_of({"response_format": asked})
     other = demanded(wire)
     if found is not None and other is not None:
@@ -231,14 +176,14 @@ class _Work:
     def _build(self, items: Sequence[Item]) -> Request:
         wire = self.wire
         request = self.model.chat(self.id, self._chat(items), self.demand)
-        fill(request, wire, self.model)
-        request.max_tokens = wire.max_output_tokens
+        fill(request, wishes_of(wire, max_tokens="max_output_tokens"), self.model)
         if wire.top_logprobs or "message.output_text.logprobs" in (wire.include or []):
             request.logprobs = wire.top_logprobs or 0
         return request
 
     def _chat(self, items: Sequence[Item]) -> Conversation:
         wire, reasoning = self.wire, self.wire.reasoning
+        thinking = thinking_of(wire)
         current = reasoning is not None and reasoning.context == "current_turn"
         return Conversation(
             messages=to_messages(items, wire.instructions, only_current=current),
@@ -246,47 +191,8 @@ class _Work:
             tool_choice=self.chosen.choice,
             tool_name=self.chosen.name,
             parallel=wire.parallel_tool_calls is not False,
-            thinking=wire.enable_thinking,
+            thinking=thinking.wanted,
             effort=reasoning.effort if reasoning else None,
-            thinking_budget=wire.thinking_token_budget,
+            thinking_budget=thinking.budget,
             template_arguments=wire.chat_template_kwargs or {},
         )
-
-
-def _echo(id: str, plan: ResponsePlan) -> dict[str, Any]:
-    """The response object, as far as it is known before the answer."""
-    wire, sampling = plan.wire, plan.request.sampling
-    reasoning, text = wire.reasoning, wire.text
-    return {
-        "id": id,
-        "object": "response",
-        "created_at": int(time.time()),
-        "model": plan.model.name,
-        "background": bool(wire.background),
-        "conversation": {"id": plan.conversation} if plan.conversation else None,
-        "instructions": wire.instructions,
-        "max_output_tokens": wire.max_output_tokens,
-        "max_tool_calls": wire.max_tool_calls,
-        "metadata": wire.metadata or {},
-        "parallel_tool_calls": wire.parallel_tool_calls is not False,
-        "previous_response_id": wire.previous_response_id,
-        "prompt_cache_key": wire.prompt_cache_key,
-        "reasoning": {
-            "effort": reasoning.effort if reasoning else None,
-            "summary": (reasoning.summary or reasoning.generate_summary) if reasoning else None,
-        },
-        "safety_identifier": wire.safety_identifier,
-        "service_tier": "default",
-        "store": plan.stored,
-        "temperature": sampling.temperature,
-        "text": {
-            "format": (text.format if text else None) or {"type": "text"},
-            "verbosity": (text.verbosity if text else None) or "medium",
-        },
-        "tool_choice": wire.tool_choice or "auto",
-        "tools": wire.tools or [],
-        "top_logprobs": wire.top_logprobs or 0,
-        "top_p": sampling.top_p,
-        "truncation": wire.truncation or "disabled",
-        "user": wire.user,
-    }

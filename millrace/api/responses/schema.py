@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from millrace.api.openai.schema import ADVISORY, OpenAICommon, known
+from millrace.api.openai.schema import ADVISORY, TalkFields
 from millrace.serving.ranges import Count, Positive, Top
 
 
@@ -40,7 +40,7 @@ Includable = Literal[
 ]
 
 
-class ResponsesRequest(OpenAICommon):
+class ResponsesRequest(TalkFields):
     input: str | list[Any] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
@@ -62,9 +62,6 @@ class ResponsesRequest(OpenAICommon):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    enable_thinking: bool | None = None
-    thinking_token_budget: Count | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
 
 
 REFUSED: dict[str, tuple[Any, ...]] = {
@@ -73,13 +70,10 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "max_completion_tokens": (),
     "messages": (),
     "response_format": ({"type": "text"},),
-    "reasoning_effort": (),
     "prompt": (),
     "context_management": ([],),
     "moderation": (),
 }
 
-_LABELS = {"client_metadata", "prompt_cache_options", "access_programs", "image"}
-"""Fields beside those of chat that only label or advise."""
-
-KNOWN = known(ResponsesRequest, REFUSED) | ADVISORY | _LABELS
+LABELS = ADVISORY | {"client_metadata", "prompt_cache_options", "access_programs", "image"}
+"""Fields that only label or advise."""

@@ -17,7 +17,6 @@ from millrace.text.grammar.outputs import from_choice, from_grammar, from_regex,
 
 Kind = Literal["schema", "regex", "choice", "grammar"]
 _BUILDERS = {
-    "schema": from_schema,
     "regex": from_regex,
     "choice": from_choice,
     "grammar": from_grammar,
@@ -40,14 +39,27 @@ _FORMATS: dict[str, Kind] = {
 }
 
 
+_STRUCTURED: dict[str, Kind] = {
+    "json": "schema",
+    "regex": "regex",
+    "choice": "choice",
+    "grammar": "grammar",
+    "json_object": "schema",
+}
+
+
 class Demand(msgspec.Struct, frozen=True):
     kind: Kind
     value: Any
     param: str
     """The request's field that asks for it."""
+    compact: bool = False
+    """JSON without any blank between its tokens."""
 
     def entry(self) -> Entry:
         """As a grammar, or a BadRequest that says why it cannot be enforced."""
+        if self.kind == "schema":
+            return from_schema(self.value, self.param, compact=self.compact)
         return _BUILDERS[self.kind](self.value, self.param)
 
 
@@ -84,13 +96,30 @@ def demand_of_format(value: Any) -> Demand | None:
 
 def demand_of(fields: Mapping[str, Any]) -> Demand | None:
     """The one demand among a request's fields; two of them would contradict each other."""
-    found = [name for name in _FIELDS if fields.get(name) is not None]
-    if fields.get("response_format") is not None:
-        asked = demand_of_format(fields["response_format"])
-        if asked is not None and not found:
-            return asked
-        found += ["response_format"] if asked is not None else []
+    found = {
+        name: Demand(kind, fields[name], name)
+        for name, kind in _FIELDS.items()
+        if fields.get(name) is not None
+    }
+    if (asked := demand_of_format(fields.get("response_format"))) is not None:
+        found["response_format"] = asked
+    if (structured := fields.get("structured_outputs")) is not None:
+        found["structured_outputs"] = _demand_of_structured(structured)
     if len(found) > 1:
         names = " and ".join(f"'{name}'" for name in sorted(found))
-        raise BadRequest(f"Give only one of {names}.", param=found[0])
-    return Demand(_FIELDS[found[0]], fields[found[0]], found[0]) if found else None
+        raise BadRequest(f"Give only one of {names}.", param=next(iter(found)))
+    return next(iter(found.values()), None)
+
+
+def _demand_of_structured(value: Mapping[str, Any]) -> Demand:
+    """vLLM's structured_outputs, of whose kinds there is one."""
+    kinds = [name for name in _STRUCTURED if value.get(name)]
+    if len(kinds) != 1:
+        raise BadRequest(
+            f"'structured_outputs' must have exactly one of {', '.join(_STRUCTURED)}.",
+            param="structured_outputs",
+        )
+    name = kinds[0]
+    form = {"type": "object"} if name == "json_object" else value[name]
+    compact = bool(value.get("disable_any_whitespace"))
+    return Demand(_STRUCTURED[name], form, f"structured_outputs.{name}", compact)

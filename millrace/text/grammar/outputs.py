@@ -14,11 +14,11 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from millrace.errors import BadRequest
 from millrace.text.grammar.lark import UNFORCED, Entry, pattern, quoted, refuse_long, single
-from millrace.text.grammar.schema import enforceable, problem_of
+from millrace.text.grammar.schema import BLANKS, NO_BLANKS, enforceable, problem_of
 
 
-def from_schema(schema: Any, param: str) -> Entry:
-    return {"json_schema": enforceable(schema, param)}
+def from_schema(schema: Any, param: str, *, compact: bool = False) -> Entry:
+    return {"json_schema": enforceable(schema, param, NO_BLANKS if compact else BLANKS)}
 
 
 def from_regex(regex: Any, param: str) -> Entry:

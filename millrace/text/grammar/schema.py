@@ -18,14 +18,15 @@ from millrace.errors import BadRequest
 from millrace.text import embedded
 from millrace.text.grammar.lark import refuse_long, single
 
-BLANKS = r"[ \n\t]{0,16}"
-"""Models indent as they like, but may not write blanks for ever."""
+BLANKS = r"[ \n]?"
+"""Between two tokens of JSON: with room for more, small models write blanks instead of going on."""
+NO_BLANKS = ""
 
 _UNKNOWN_FORMAT = re.compile(r"Unknown format: (\S+)")
 _KEYS = re.compile(r"Unimplemented keys: (\[.*\])")
 
 
-def enforceable(schema: Any, param: str) -> Any:
+def enforceable(schema: Any, param: str, blanks: str = BLANKS) -> Any:
     """The schema ready for the grammar compiler, or a BadRequest that says what stands in the way."""
     if isinstance(schema, str):
         try:
@@ -37,7 +38,7 @@ def enforceable(schema: Any, param: str) -> Any:
     if not isinstance(schema, Mapping):
         raise BadRequest(f"'{param}' must be a JSON schema, an object.", param=param)
     refuse_long(len(json.dumps(schema)), param)
-    ready: dict[str, Any] = {**schema, "x-guidance": {"whitespace_pattern": BLANKS}}
+    ready: dict[str, Any] = {**schema, "x-guidance": {"whitespace_pattern": blanks}}
     for _ in range(16):
         problem = problem_of(single({"json_schema": ready}))
         if problem is None:

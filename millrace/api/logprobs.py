@@ -1,4 +1,4 @@
-"""What chat and completions do alike: sampling, usage, logprobs on the wire, headers."""
+"""Logprobs on the wire, in the two shapes that OpenAI's endpoints have for them."""
 
 from __future__ import annotations
 
@@ -6,55 +6,8 @@ from typing import Any
 
 import msgspec
 
-from millrace.api.openai.schema import OpenAICommon
-from millrace.api.sampling import sampling_of
-from millrace.protocol import Sampling, TokenLogprob
-from millrace.serving.model import ServedModel
-from millrace.serving.request import Request, seed_of
-from millrace.text.deltas import Usage
-from millrace.text.grammar import Demand, demand_of
-from millrace.text.stops import parse_stops
+from millrace.protocol import TokenLogprob
 from millrace.text.vocabulary import Vocabulary
-
-_PLAIN = tuple(f for f in Sampling.__struct_fields__ if f != "logit_bias")
-
-
-def fill(request: Request, wire: OpenAICommon, model: ServedModel) -> None:
-    """The part of a Request that both endpoints fill alike."""
-    asked = {name: getattr(wire, name) for name in _PLAIN}
-    request.sampling = sampling_of(asked, model, wire.logit_bias)
-    request.seed = seed_of(wire.seed)
-    request.n = wire.n or 1
-    request.max_tokens = wire.max_tokens
-    request.stops = parse_stops(wire.stop)
-    request.include_stop = bool(wire.include_stop_str_in_output)
-    request.stop_in_reasoning = bool(wire.stop_in_reasoning)
-    request.stop_token_ids = wire.stop_token_ids or []
-    request.skip_special_tokens = wire.skip_special_tokens
-    request.ignore_eos = bool(wire.ignore_eos)
-    request.priority = wire.priority or 0
-    request.timeout = wire.timeout
-    request.cache_salt = wire.cache_salt or ""
-
-
-def demanded(wire: OpenAICommon) -> Demand | None:
-    """The form that the answer must have, from whichever field asks for one."""
-    names = ("response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
-    return demand_of({k: v for k in names if (v := getattr(wire, k)) is not None})
-
-
-def usage_of(usage: Usage) -> dict[str, Any]:
-    return {
-        "prompt_tokens": usage.prompt,
-        "completion_tokens": usage.completion,
-        "total_tokens": usage.prompt + usage.completion,
-        "prompt_tokens_details": {"cached_tokens": usage.cached},
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
-    }
-
-
-def wants_usage(wire: OpenAICommon) -> bool:
-    return wire.stream_options is not None and wire.stream_options.include_usage
 
 
 class TokenEntry(msgspec.Struct):

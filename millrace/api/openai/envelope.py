@@ -1,0 +1,86 @@
+"""What chat and completions say alike around an answer: the head, the cost, and the stream."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import AsyncIterator, Iterable
+from typing import Any, Protocol
+
+from millrace.api.answer import DONE, KEEP_ALIVE, data
+from millrace.api.openai.schema import OpenAICommon
+from millrace.serving.model import ServedModel
+from millrace.text.deltas import Event, Idle, Usage
+from millrace.version import __version__
+
+
+def head_of(id: str, kind: str, model: ServedModel) -> dict[str, Any]:
+    return {
+        "id": id,
+        "object": kind,
+        "created": int(time.time()),
+        "model": model.name,
+        "system_fingerprint": fingerprint(model),
+    }
+
+
+def fingerprint(model: ServedModel) -> str:
+    """Changes with whatever a seed's meaning may change with: the program and the model's files."""
+    text = f"{__version__}\0{model.tokenizer.folder}\0{model.client.ready}"
+    return "fp_" + hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+
+
+def usage_of(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.completion,
+        "total_tokens": usage.prompt + usage.completion,
+        "prompt_tokens_details": {"cached_tokens": usage.cached},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
+    }
+
+
+def wants_usage(wire: OpenAICommon) -> bool:
+    return wire.stream_options is not None and wire.stream_options.include_usage
+
+
+class Chunks(Protocol):
+    """Events of an answer in, its chunks out."""
+
+    def begin(self, n: int) -> Iterable[dict[str, Any]]: ...
+
+    def feed(self, event: Event) -> Iterable[dict[str, Any]]: ...
+
+
+class Folding(Protocol):
+    """Chunks in, the whole answer out."""
+
+    def add(self, chunk: dict[str, Any]) -> None: ...
+
+    def whole(self) -> dict[str, Any]: ...
+
+
+async def streamed(
+    events: AsyncIterator[Event], n: int, chunks: Chunks, include_usage: bool
+) -> AsyncIterator[bytes]:
+    for chunk in chunks.begin(n):
+        yield data(chunk)
+    async for event in events:
+        if isinstance(event, Idle):
+            yield KEEP_ALIVE
+        elif include_usage or not isinstance(event, Usage):
+            for chunk in chunks.feed(event):
+                yield data(chunk)
+    yield DONE
+
+
+async def folded(
+    events: AsyncIterator[Event], n: int, chunks: Chunks, folding: Folding
+) -> dict[str, Any]:
+    """The same chunks, put together: what is whole cannot differ from what is streamed."""
+    for chunk in chunks.begin(n):
+        folding.add(chunk)
+    async for event in events:
+        for chunk in chunks.feed(event):
+            folding.add(chunk)
+    return folding.whole()

@@ -1,0 +1,108 @@
+"""How every route that answers begins: the body read and checked, its model found, and what of it
+has no effect noted, to be said in the response's header.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from starlette.requests import Request as HttpRequest
+
+from millrace.api.body import convert, read_object, refuse, unknown
+from millrace.api.context import context_of
+from millrace.api.fields import foreign
+from millrace.errors import BadRequest, MillraceError
+from millrace.serving.model import ServedModel
+from millrace.serving.registry import Registry
+
+T = TypeVar("T", bound=msgspec.Struct)
+_LONGEST = 2000
+"""Characters of a header that names what was ignored."""
+
+
+class Border(Generic[T]):
+    """One endpoint's line between what it honours, what it refuses, and what only advises."""
+
+    def __init__(
+        self,
+        type: type[T],
+        refused: Mapping[str, tuple[Any, ...]] | None = None,
+        advisory: Collection[str] = (),
+        find: Callable[[Registry, str | None], ServedModel] = Registry.get,
+        *,
+        answers: bool = True,
+    ) -> None:
+        """An endpoint that does not answer takes what is for answers as a label."""
+        fields = frozenset(type.__struct_fields__)
+        self._type = type
+        self._find = find
+        others = foreign(fields | frozenset(advisory)) if answers else {}
+        self._refused = others | dict(refused or {})
+        self._known = fields | frozenset(advisory) | frozenset(self._refused)
+
+    async def read(self, http: HttpRequest) -> Asked[T]:
+        context = context_of(http)
+        raw = flattened(await read_object(http, context.config.max_body))
+        wire = convert(raw, self._type)
+        refuse(raw, self._refused)
+        name: str | None = getattr(wire, "model", None)
+        return Asked(wire, raw, self._find(context.registry, name), unknown(raw, self._known))
+
+
+@dataclass(frozen=True)
+class Asked(Generic[T]):
+    """A request that was read."""
+
+    wire: T
+    raw: dict[str, Any]
+    model: ServedModel
+    ignored: list[str]
+    """Fields that nobody here has heard of."""
+
+    def headers(self, id: str, more: Collection[str] = ()) -> dict[str, str]:
+        """What the response says of the request; `more` names what else had no effect."""
+        return {"x-request-id": id} | ignored_header([*self.ignored, *more])
+
+
+def flattened(raw: dict[str, Any]) -> dict[str, Any]:
+    """`extra_body` is how SDKs spell further fields; some clients send it as it is."""
+    extra = raw.get("extra_body")
+    if extra is None:
+        return raw
+    if not isinstance(extra, dict):
+        raise BadRequest("extra_body must be an object of further fields.", param="extra_body")
+    return {k: v for k, v in raw.items() if k != "extra_body"} | extra
+
+
+def ignored_header(names: Collection[str]) -> dict[str, str]:
+    """What was left out of the request, said in the response.
+
+    Names may be the client's own, so they are made fit for a header.
+    """
+    if not names:
+        return {}
+    plain = (n.encode("unicode_escape").decode("ascii") for n in dict.fromkeys(names))
+    text = ", ".join(plain)
+    return {"x-millrace-ignored": text if len(text) <= _LONGEST else text[:_LONGEST] + "..."}
+
+
+@contextlib.contextmanager
+def in_words(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors of the core name fields as chat does; here, as `names` has it for this protocol.
+
+    A name stands for all that is inside the field, too.
+    """
+    try:
+        yield
+    except MillraceError as error:
+        for ours, theirs in names.items():
+            if error.param == ours or (error.param or "").startswith(f"{ours}."):
+                error.param = theirs
+                error.message = error.message.replace(f"'{ours}", f"'{theirs}")
+                error.args = (error.message,)
+                break
+        raise

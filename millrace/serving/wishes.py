@@ -1,0 +1,109 @@
+"""What a client wishes of its answer, in one set of words, and the one way it becomes a Request.
+
+Every protocol has these fields under its own names; an adapter says which of its fields is which
+wish, and nothing else about them. What is left out is the server's default, else the model's own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from millrace.errors import BadRequest
+from millrace.protocol import Sampling
+from millrace.serving.model import ServedModel
+from millrace.serving.request import Request, seed_of
+from millrace.text.stops import parse_stops
+from millrace.text.tokenizer import Tokenizer
+
+_TOKEN = re.compile(r"[0-9]{1,10}")
+PLAIN_SAMPLING = tuple(
+    f for f in Sampling.__struct_fields__ if f not in ("logit_bias", "bad_words")
+)
+"""The fields of Sampling that are one number each."""
+
+
+class Wishes(msgspec.Struct, kw_only=True):
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    min_tokens: int | None = None
+    logit_bias: Mapping[str, float] | None = None
+    bad_words: list[str] | None = None
+    seed: int | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    stop_in_reasoning: bool | None = None
+    skip_special_tokens: bool | None = None
+    ignore_eos: bool | None = None
+    priority: int | None = None
+    timeout: float | None = None
+    cache_salt: str | None = None
+
+
+def wishes_of(wire: Any, **named: str) -> Wishes:
+    """The wishes among a wire type's fields; `named` are those with a name of their own there."""
+    names = {wish: named.get(wish, wish) for wish in Wishes.__struct_fields__}
+    return Wishes(**{wish: getattr(wire, name, None) for wish, name in names.items()})
+
+
+def fill(
+    request: Request, wishes: Wishes, model: ServedModel, named: Mapping[str, str] | None = None
+) -> Request:
+    """The request with all that was wished; `named` is what errors call fields of other names."""
+    called = {"stop": "stop", "bad_words": "bad_words"} | dict(named or {})
+    asked = {name: getattr(wishes, name) for name in PLAIN_SAMPLING}
+    values = model.defaults | {name: value for name, value in asked.items() if value is not None}
+    request.sampling = Sampling(
+        **values,
+        logit_bias=_bias(wishes.logit_bias or {}, model.width),
+        bad_words=_banned(wishes.bad_words or [], model.tokenizer, called["bad_words"]),
+    )
+    request.seed = seed_of(wishes.seed)
+    request.n = wishes.n or 1
+    limit = wishes.max_tokens
+    request.max_tokens = model.default_limit if limit is None else limit
+    request.stops = parse_stops(wishes.stop, called["stop"])
+    request.stop_token_ids = wishes.stop_token_ids or []
+    request.include_stop = bool(wishes.include_stop_str_in_output)
+    request.stop_in_reasoning = bool(wishes.stop_in_reasoning)
+    request.skip_special_tokens = wishes.skip_special_tokens is not False
+    request.ignore_eos = bool(wishes.ignore_eos)
+    request.priority = wishes.priority or 0
+    request.timeout = wishes.timeout
+    request.cache_salt = wishes.cache_salt or ""
+    return request
+
+
+def _bias(wire: Mapping[str, float], size: int) -> dict[int, float]:
+    for key in wire:
+        if not _TOKEN.fullmatch(key) or int(key) >= size:
+            raise BadRequest(
+                f"logit_bias: '{key[:20]}' is not a token id of this model (0 to {size - 1}).",
+                param="logit_bias",
+            )
+    return {int(k): v for k, v in wire.items()}
+
+
+def _banned(words: list[str], tokenizer: Tokenizer, param: str) -> list[list[int]]:
+    """The tokens of each word, as it is written at the beginning of a text and after a blank."""
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        if not word.strip():
+            raise BadRequest(f"'{param}' has a word without a letter. Remove it.", param=param)
+        for text in (word, f" {word.lstrip()}"):
+            found[tuple(tokenizer.encode(text))] = None
+    return [list(tokens) for tokens in found]
