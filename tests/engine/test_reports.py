@@ -71,7 +71,7 @@ def test_what_a_displaced_prompt_finds_of_itself_is_not_reported_as_found(model:
     assert jobs == [jobs[0], jobs[1], jobs[0]], "the first was not displaced"
     mine = [p for p in bench.parts if p.id == 1]
     dones = [p.done for p in mine]
-    assert 0 < min(done for done in dones[1:]) and dones == sorted(dones), "it found what it had"
+    assert dones == sorted(dones) and dones[1] > 0, "it found what it had"
     assert {(p.cached, p.hit) for p in mine} == {(0, "none")}
     assert bench.generated[1, 0] == greedy_alone(model, PROMPT, 6)
     assert bench.generated[2, 0] == greedy_alone(model, other, 6)
