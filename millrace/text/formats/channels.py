@@ -110,6 +110,7 @@ class Router:
         except Malformed:
             if state.committed:
                 state.cut()
+                yield from state.recover()
             elif reader.truncated and name in state.sink.tools:
                 reader.drop_rest()
             else:

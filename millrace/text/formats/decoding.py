@@ -15,17 +15,22 @@ from millrace.text.formats.values import JSON, PYTHON, ValueDialect, copy_unquot
 from millrace.text.stops import Patterns
 
 QUOTES = ('"', "'")
+PARAGRAPH = "\n\n"
+"""What a broken call ends at, in families without a closing mark."""
 BLANK = re.compile(r"\s+")
 _TOOL_NAME = re.compile(r"[\w.\-:/@$]{1,128}\Z")
 _LONGEST_TEXT = 512
 """More characters than any name, id or key of a call has."""
 _MOST_RETURNS = 64
 """How often an answer's text may be read again after a fault, so that reading stays linear."""
-_SURPLUS = re.compile(r"[}\])\"\s]+")
+_SURPLUS = re.compile(r"[}\])\s]+")
 
 
 class Decoding:
     """One attempt to read calls. Until `committed`, a failure leaves nothing behind."""
+
+    recovers = True
+    """After a call that went wrong, the next one is looked for."""
 
     def __init__(
         self,
@@ -42,9 +47,9 @@ class Decoding:
         """Where the arguments of the last call began."""
         self.marks = marks or Patterns([])
         """Texts that are no part of arguments, unless in a string that is closed after all."""
-        self._anchors = anchors
+        self.anchors = anchors
         """Those of them that open or close calls."""
-        self._borders: dict[tuple[str, ...], Patterns] = {}
+        self._patterns: dict[tuple[str, ...], Patterns] = {}
         self._returns = 0
         self._arguments = ArgumentText(discard, self.marks)
 
@@ -91,11 +96,14 @@ class Decoding:
         self._returns += 1
         return self._returns <= _MOST_RETURNS
 
+    def patterns(self, texts: tuple[str, ...]) -> Patterns:
+        if texts not in self._patterns:
+            self._patterns[texts] = Patterns(texts)
+        return self._patterns[texts]
+
     def borders(self, texts: tuple[str, ...]) -> Patterns:
         """`texts`, and all that opens or closes a call."""
-        if texts not in self._borders:
-            self._borders[texts] = Patterns([*texts, *self._anchors])
-        return self._borders[texts]
+        return self.patterns((*texts, *self.anchors))
 
     def recover(self, openings: tuple[str, ...] = ()) -> Steps[str | None]:
         """After a fault in a call: goes on right before the next marker, and says which.
@@ -107,17 +115,25 @@ class Decoding:
             reader.back(self.begun_at)
         found = yield from reader.until(self.borders(openings), discard)
         if found is not None:
-            reader.at -= len(found)
+            reader.unread(found)
         return found
 
-    def surplus(self) -> Steps[None]:
-        """Skips brackets too many after a call, where its end follows them."""
+    def surplus(self, fence: str = "", unclosed: bool = False) -> Steps[None]:
+        """Skips brackets too many after a call, where its end or the rest of it follows them.
+
+        `unclosed`: the list that the call stands in goes on.
+        """
         reader = self.reader
-        if self.soft:
-            return
         here = reader.hold()
-        yield from reader.run(_SURPLUS, discard)
-        ends = (yield from reader.sees_any(self.marks)) or reader.exhausted
+        brackets = yield from reader.word(_SURPLUS)
+        ends = yield from self._ends_with(fence)
+        if not ends and not self.soft:
+            ends = (yield from reader.sees_any(self.marks)) or reader.exhausted
+            rest = not ends and (unclosed or brackets.strip() != "")
+            if rest and (yield from reader.peek()) in (",", *QUOTES):
+                found = yield from reader.until(self.borders((PARAGRAPH,)), discard)
+                reader.unread(found or "")
+                ends = True
         reader.release(here)
         if not ends:
             self.undo(here)
@@ -136,13 +152,20 @@ class Decoding:
         else:
             self.reader.back(position)
 
+    def _ends_with(self, text: str) -> Steps[bool]:
+        """Whether `text` comes next, and is not the beginning of another call's mark."""
+        if not text or not (yield from self.reader.sees(text)):
+            return False
+        other = yield from self.reader.sees_any(self.patterns(self.anchors))
+        return not other or text in self.anchors
+
     def closing(self, *texts: str) -> Steps[None]:
         """Skips blanks and the texts that close a call; where they are missing, nothing."""
         here = self.reader.hold()
         closed = False
         for text in texts:
             yield from self.blanks()
-            closed = bool(text) and (yield from self.reader.skip(text))
+            closed = (yield from self._ends_with(text)) and (yield from self.reader.skip(text))
         self.reader.release(here)
         if not closed:
             self.undo(here)

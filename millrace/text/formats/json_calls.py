@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from millrace.text.formats.coerce import as_object
-from millrace.text.formats.decoding import QUOTES, Decoding, spelling
+from millrace.text.formats.decoding import PARAGRAPH, QUOTES, Decoding, spelling
 from millrace.text.formats.reader import Malformed, Steps, discard
 from millrace.text.formats.syntax import Field, HeaderCalls, JsonCalls
 from millrace.text.formats.values import copy_value
@@ -27,7 +28,8 @@ def decode_json(state: Decoding, syntax: JsonCalls) -> Steps[None]:
         more = (yield from reader.peek()) == "{"
         reader.release(here)
         if not more:
-            if not (listed and (yield from reader.skip("]"))):
+            closed = listed and (yield from reader.skip("]"))
+            if not closed:
                 state.undo(here)
             break
         retry = reader.hold()
@@ -40,7 +42,7 @@ def decode_json(state: Decoding, syntax: JsonCalls) -> Steps[None]:
             reader.back(here)
             return
         reader.release(retry)
-    yield from state.surplus()
+    yield from state.surplus(syntax.fence, listed and not closed)
     if syntax.fence:
         yield from state.closing(syntax.fence)
 
@@ -51,11 +53,14 @@ def _recoverable(state: Decoding, syntax: JsonCalls) -> Steps[None]:
         yield from _object(state, syntax)
         return
     except Malformed:
-        if state.soft or not state.committed or state.reader.truncated:
+        if not state.recovers or not state.committed or state.reader.truncated:
             raise
     state.cut()
-    openings = _openings(syntax)
-    while (yield from state.recover(openings)) in openings:
+    openings = json_openings(syntax, state.sink.tools)
+    soft, ends = state.soft, (syntax.fence,) if syntax.fence else ()
+    if not syntax.closes and not syntax.fence:
+        ends = (PARAGRAPH,)
+    while (yield from state.recover((*openings, *ends))) in openings:
         here = state.reader.at
         state.soft = True
         try:
@@ -70,15 +75,16 @@ def _recoverable(state: Decoding, syntax: JsonCalls) -> Steps[None]:
                 state.begun_at = here + 1
                 state.reader.back(state.begun_at)
         finally:
-            state.soft = False
+            state.soft = soft
 
 
-def _openings(syntax: JsonCalls) -> tuple[str, ...]:
+def json_openings(syntax: JsonCalls, tools: Iterable[str]) -> tuple[str, ...]:
     """How a call's object begins, for a search in text that is broken."""
+    keys = [*syntax.name_keys, *syntax.id_keys, "function", "type"]
     if syntax.name_is_key:
-        return ()
-    keys = dict.fromkeys((syntax.name_keys[0], "function", "type"))
-    return tuple(f'{{{blank}"{k}"' for k in keys for blank in ("", " ", "\n", "\n  ", "\n    "))
+        keys = list(tools)
+    blanks = ("", " ", "\n", "\n  ", "\n    ")
+    return tuple(f'{{{blank}"{key}"' for key in dict.fromkeys(keys) for blank in blanks)
 
 
 def _object(state: Decoding, syntax: JsonCalls) -> Steps[None]:
@@ -162,7 +168,7 @@ def decode_header(state: Decoding, syntax: HeaderCalls) -> Steps[None]:
         if marker is None or "\n" in values[field]:
             raise Malformed("cut off")
         if marker not in syntax.fields:
-            reader.at -= len(marker)
+            reader.unread(marker)
             break
         field = syntax.fields[marker]
     match = syntax.name_pattern.match(values.get("name", ""))
@@ -180,6 +186,6 @@ def decode_header(state: Decoding, syntax: HeaderCalls) -> Steps[None]:
         state.begin(name, given if syntax.keep_ids else None)
         yield from state.arguments(name, syntax.dialect)
     state.end()
-    yield from state.surplus()
+    yield from state.surplus("```")
     if syntax.closes:
         yield from state.closing("```", syntax.closes[0])

@@ -8,14 +8,13 @@ tools to the sink.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import lru_cache
 
 from millrace.text.deltas import Piece
 from millrace.text.formats.channels import Router
-from millrace.text.formats.decoding import Decoding
+from millrace.text.formats.decoding import PARAGRAPH, Decoding
 from millrace.text.formats.json_calls import decode_header, decode_json
 from millrace.text.formats.pythonic import decode_python
-from millrace.text.formats.reader import Malformed, Reader, Steps, is_wordy
+from millrace.text.formats.reader import Malformed, Reader, Steps
 from millrace.text.formats.sink import Sink, random_id
 from millrace.text.formats.syntax import (
     CallSyntax,
@@ -25,6 +24,7 @@ from millrace.text.formats.syntax import (
     PythonCalls,
     TaggedCalls,
 )
+from millrace.text.formats.tables import inside_call, tables
 from millrace.text.formats.tagged import decode_tagged
 from millrace.text.formats.tools import ToolSpec
 from millrace.text.formats.whole_answer import OPENINGS as WHOLE_OPENINGS
@@ -61,7 +61,7 @@ class OutputParser:
         self._format = format
         self._reader = Reader()
         self._sink = Sink(tools, parallel=parallel, new_id=new_id)
-        self._tables = _tables(format, tuple(self._sink.tools))
+        self._tables = tables(format, tuple(self._sink.tools))
         self._state = Decoding(self._reader, self._sink, self._tables.anchors, self._tables.marks)
         self._primed = primer(format, prompt)
         self._thinking = False
@@ -136,9 +136,12 @@ class OutputParser:
                 sink.marker()
                 yield from self._thought()
                 yield from self._at_start()
-            elif marker in tables.soft:
+            elif marker in tables.soft or marker in tables.again:
                 if not (yield from self._soft_call(marker)):
                     self._verbatim(marker)
+                    patterns = broken
+            elif marker in tables.resets:
+                sink.content(marker)
             elif marker in tables.opens:
                 sink.marker()
                 if not (yield from self._call(tables.opens[marker])):
@@ -172,13 +175,19 @@ class OutputParser:
     def _thought(self) -> Steps[None]:
         tables, sink = self._tables, self._sink
         self._thinking = True
+        patterns = tables.thought
         while True:
-            marker = yield from self._reader.until(tables.thought, sink.reasoning)
+            marker = yield from self._reader.until(patterns, sink.reasoning)
             if marker is None:
                 return
-            if marker in tables.opens:
-                if not (yield from self._call(tables.opens[marker], offered=True)):
+            if marker in tables.opens or marker in tables.again:
+                if marker in tables.opens:
+                    found = yield from self._call(tables.opens[marker], offered=True)
+                else:
+                    found = yield from self._soft_call(marker)
+                if not found:
                     sink.reasoning(marker)
+                    patterns = tables.broken_thought
                     continue
             elif marker not in tables.thought_closes:
                 continue
@@ -189,12 +198,12 @@ class OutputParser:
     def _soft_call(self, marker: str) -> Steps[bool]:
         """A call whose opening is plain text unless an offered tool is really called."""
         after = self._reader.at
-        for syntax in self._tables.soft[marker]:
+        for syntax in self._tables.soft.get(marker) or self._tables.again[marker]:
             inside = inside_call(marker, [syntax])
-            self._reader.at = after - len(marker) if inside else after
+            self._reader.back(after - len(marker) if inside else after)
             if (yield from self._call([syntax], soft=True)):
                 return True
-            self._reader.at = after
+            self._reader.back(after)
         return False
 
     def _call(
@@ -217,7 +226,7 @@ class OutputParser:
                     done = True
                 elif state.committed:
                     state.cut()
-                    yield from self._recover(syntax, soft)
+                    yield from self._recover(syntax)
                     done = True
             if done:
                 break
@@ -225,13 +234,10 @@ class OutputParser:
         reader.release(here)
         return done
 
-    def _recover(self, syntax: CallSyntax, soft: bool) -> Steps[None]:
-        """Drops the rest of a call that went wrong after it had begun.
-
-        One without markup around it ends with its line.
-        """
+    def _recover(self, syntax: CallSyntax) -> Steps[None]:
+        """Drops the rest of a call that went wrong after it had begun."""
         fence = syntax.fence if isinstance(syntax, JsonCalls | PythonCalls) else ""
-        ends = (fence,) if fence else (("\n",) if soft else ())
+        ends = (fence,) if fence else () if syntax.closes else (PARAGRAPH,)
         if (yield from self._state.recover(ends)) == fence != "":
             self._reader.at += len(fence)
 
@@ -245,73 +251,3 @@ def decode(state: Decoding, syntax: CallSyntax) -> Steps[None]:
         yield from decode_tagged(state, syntax)
     else:
         yield from decode_python(state, syntax)
-
-
-class Tables:
-    """A format's markers sorted by what they mean, for one set of offered tools."""
-
-    def __init__(self, format: OutputFormat, tools: tuple[str, ...]) -> None:
-        self.opens: dict[str, list[CallSyntax]] = {}
-        self.soft: dict[str, list[CallSyntax]] = {}
-        self.start: dict[str, list[CallSyntax]] = {}
-        self.inner: set[str] = set()
-        closes: set[str] = set()
-        for syntax in format.calls:
-            for marker in syntax.opens:
-                self.opens.setdefault(marker, []).append(syntax)
-            closes.update(syntax.closes)
-            for marker in soft_markers(syntax, tools):
-                self.soft.setdefault(marker, []).append(syntax)
-            if tools and isinstance(syntax, JsonCalls):
-                for char in syntax.start:
-                    self.start.setdefault(char, []).append(syntax)
-            if tools and isinstance(syntax, PythonCalls) and syntax.bare:
-                self.start.setdefault("[", []).append(syntax)
-            if isinstance(syntax, TaggedCalls):
-                self.inner.update((syntax.param_open, syntax.value_open, *syntax.value_closes))
-            if isinstance(syntax, HeaderCalls):
-                self.inner.update(marker for marker in syntax.fields if marker.strip())
-        self.inner.discard("")
-        thought = format.thought
-        self.thought_opens = frozenset(thought.opens if thought else ())
-        self.thought_closes = frozenset(thought.closes if thought else ())
-        drops = {*format.drops, *closes, *self.thought_closes} - {""}
-        outside = {m for m in self.soft if not inside_call(m, self.soft[m])}
-        section = {m.strip() for s in format.calls for m in getattr(s, "section", None) or ()}
-        anchors = {*self.opens, *closes, *outside, *section} - {""}
-        self.anchors = tuple(sorted(m for m in anchors if not is_wordy(m)))
-        """What opens or closes calls, to find the next one by when one is broken."""
-        spelled = {s.dialect.delimiter for s in format.calls if isinstance(s, HeaderCalls)}
-        self.marks = Patterns([*self.anchors, *sorted(drops - spelled - self.inner - anchors)])
-        ends = format.messages.ends if format.messages is not None else ()
-        self.ignored = Patterns([*sorted(drops - self.inner), *ends])
-        """What may be left over beside a call without any markup."""
-        self.content = Patterns([*self.opens, *self.soft, *self.thought_opens, *drops])
-        self.broken = Patterns([*self.content.patterns, *sorted(self.inner)])
-        opens = list(self.opens) if tools else []
-        self.thought = Patterns(
-            [*opens, *(self.thought_opens | self.thought_closes | format.drops) - {""}]
-        )
-
-
-def inside_call(marker: str, syntaxes: Iterable[CallSyntax]) -> bool:
-    """Whether a soft marker is part of the call itself, not markup before it."""
-    return any(
-        marker not in syntax.soft or (isinstance(syntax, JsonCalls) and syntax.soft_inside)
-        for syntax in syntaxes
-    )
-
-
-@lru_cache(maxsize=128)
-def _tables(format: OutputFormat, tools: tuple[str, ...]) -> Tables:
-    return Tables(format, tools)
-
-
-def soft_markers(syntax: CallSyntax, tools: tuple[str, ...]) -> tuple[str, ...]:
-    if isinstance(syntax, HeaderCalls) and syntax.content_name is not None:
-        return syntax.soft
-    if not tools:
-        return ()
-    if isinstance(syntax, PythonCalls) and syntax.bare:
-        return (*syntax.soft, *(f"[{name}(" for name in tools))
-    return syntax.soft

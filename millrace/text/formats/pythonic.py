@@ -10,9 +10,10 @@ import itertools
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from millrace.text.formats.arguments import ArgumentText
 from millrace.text.formats.coerce import (
     coerce,
     coerce_json,
@@ -20,7 +21,7 @@ from millrace.text.formats.coerce import (
     parameter_order,
     properties,
 )
-from millrace.text.formats.decoding import QUOTES, Decoding
+from millrace.text.formats.decoding import PARAGRAPH, QUOTES, Decoding
 from millrace.text.formats.reader import Malformed, Steps, discard
 from millrace.text.formats.syntax import PythonCalls
 from millrace.text.formats.values import PYTHON, copy_value
@@ -37,10 +38,8 @@ def decode_python(state: Decoding, syntax: PythonCalls) -> Steps[None]:
     reader = state.reader
     yield from state.blanks()
     listed = syntax.brackets and (yield from reader.skip("["))
-    if syntax.bare and not listed:
-        raise Malformed("no list")
     yield from state.blanks()
-    yield from _call(state, syntax)
+    yield from _recoverable(state, syntax)
     while True:
         here = reader.hold()
         yield from reader.run(_SEPARATOR, discard)
@@ -54,7 +53,7 @@ def decode_python(state: Decoding, syntax: PythonCalls) -> Steps[None]:
             break
         retry = reader.hold()
         try:
-            yield from _call(state, syntax)
+            yield from _recoverable(state, syntax)
         except Malformed:
             reader.release(retry)
             if state.committed or reader.truncated:
@@ -62,8 +61,35 @@ def decode_python(state: Decoding, syntax: PythonCalls) -> Steps[None]:
             reader.back(here)
             return
         reader.release(retry)
+    yield from state.surplus(syntax.fence)
     if syntax.fence:
         yield from state.closing(syntax.fence)
+
+
+def _recoverable(state: Decoding, syntax: PythonCalls) -> Steps[None]:
+    """One call; where it is broken once it has begun, the next good one behind the fault."""
+    try:
+        yield from _call(state, syntax)
+        return
+    except Malformed:
+        if not state.recovers or not state.committed or state.reader.truncated:
+            raise
+    state.cut()
+    openings = python_openings(state.sink.tools)
+    fence = (syntax.fence,) if syntax.fence else () if syntax.closes else (PARAGRAPH,)
+    while (yield from state.recover((*openings, *fence))) in openings:
+        try:
+            yield from _call(state, syntax)
+            return
+        except Malformed:
+            if state.reader.truncated:
+                raise
+            state.cut()
+
+
+def python_openings(tools: Iterable[str]) -> tuple[str, ...]:
+    """How a call of an offered tool begins, for a search in text that is broken."""
+    return tuple(f"{name}(" for name in tools)
 
 
 def _call(state: Decoding, syntax: PythonCalls) -> Steps[None]:
@@ -147,11 +173,15 @@ def _value(
     if char in QUOTES and is_text(kind, schema):
         state.write(lead)
         yield from copy_value(reader, PYTHON, state.write, state.suspect)
+        if state.suspect() and not (yield from _at_border(state)):
+            raise Malformed("a quote is missing")
         return
     here = reader.hold()
     parts: list[str] = []
+    text = ArgumentText(parts.append, state.marks)
     try:
-        yield from copy_value(reader, PYTHON, parts.append)
+        yield from copy_value(reader, PYTHON, text, lambda: text.suspect)
+        text.end()
         bare = char not in QUOTES and parts[0].startswith('"')
         whole = not bare and (yield from _at_border(state))
     except Malformed:
@@ -220,7 +250,7 @@ def _shell(state: Decoding, syntax: PythonCalls, name: str) -> Steps[None]:
     ends = ["\n", *([syntax.fence] if syntax.fence else [])]
     line, marker = yield from state.reader.collect(Patterns(ends))
     if marker is not None:
-        state.reader.at -= len(marker)
+        state.reader.unread(marker)
     elif state.reader.truncated:
         raise Malformed("cut off")
     schema = state.schema(name)

@@ -17,6 +17,7 @@ Steps = Generator[None, None, T]
 Write = Callable[[str], None]
 
 _WINDOW = 4096
+_MARKUP = re.compile(r"<|\[/?[A-Z]|\]<\]")
 _WORDLIKE = re.compile(r"[\w\s:.]*\Z")
 
 
@@ -26,6 +27,18 @@ class Malformed(Exception):
 
 def discard(_: str) -> None:
     """A sink for text nobody wants."""
+
+
+def _half(rest: str, patterns: Patterns) -> bool:
+    return len(rest) > 2 and any(
+        len(rest) * 2 >= len(marker) and marker.startswith(rest) and is_markup(marker)
+        for marker in patterns.patterns
+    )
+
+
+def is_markup(marker: str) -> bool:
+    """Whether a text looks like nothing but markup."""
+    return _MARKUP.match(marker) is not None
 
 
 def is_wordy(marker: str) -> bool:
@@ -73,18 +86,17 @@ class Reader:
             self._holds.remove(position)
 
     def back(self, position: int) -> None:
-        if position < self._base:
-            self._text = "".join([*self._past, self._text])
-            self._base -= sum(map(len, self._past))
-            self._past.clear()
+        parts = [self._text]
+        while position < self._base:
+            parts.append(self._past.pop())
+            self._base -= len(parts[-1])
+        if len(parts) > 1:
+            self._text = "".join(reversed(parts))
         self.at = position
 
-    def since(self, position: int) -> str:
-        """The text between a held position and here."""
-        here = self.at
-        self.back(position)
-        self.at = here
-        return self._slice(position, here)
+    def unread(self, text: str) -> None:
+        """Returns to before `text`, which was read last."""
+        self.back(self.at - len(text))
 
     def drop_rest(self) -> None:
         self.at = self._base + len(self._text)
@@ -152,7 +164,8 @@ class Reader:
     def until(self, patterns: Patterns, write: Write) -> Steps[str | None]:
         """Writes text up to the first of `patterns`, consumes that and returns it; None at the end.
 
-        Half a marker at the end of a truncated stream is dropped: it would only have been markup.
+        Half a marker at the end of the stream is dropped: it would only have been markup. Where
+        nothing cut the stream, it must be half at least.
         """
         scan = Scan(patterns)
         origin = scanned = self.at
@@ -176,7 +189,9 @@ class Reader:
             if self.ended:
                 rest = self._slice(self.at, scanned)
                 self.at = scanned
-                if rest and not (self.truncated and not is_wordy(rest)):
+                if rest and not (
+                    _half(rest, patterns) if not self.truncated else not is_wordy(rest)
+                ):
                     write(rest)
                 return None
             yield

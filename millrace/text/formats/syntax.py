@@ -94,7 +94,7 @@ class TaggedCalls:
     value_closes: tuple[str, ...]
     closes: tuple[str, ...]
     name_pattern: re.Pattern[str] = re.compile(r"\s*\"?(?P<name>[^\s\"<>]+)\"?\s*\Z")
-    param_pattern: re.Pattern[str] = re.compile(r"\s*\"?(?P<name>[^\"]*?)\"?\s*\Z")
+    param_pattern: re.Pattern[str] = re.compile(r"\s*\"?(?P<name>[^\"<>\n]*?)\"?\s*\Z")
     value_open: str = ""
     header_optional: bool = False
     """The name may be followed directly by a parameter or the end."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from millrace.text.formats.coerce import coerce, is_text, kinds, resolve
 from millrace.text.formats.decoding import Decoding
-from millrace.text.formats.reader import Malformed, Steps, discard
+from millrace.text.formats.reader import Malformed, Steps, Write, discard
 from millrace.text.formats.syntax import TaggedCalls
 from millrace.text.formats.values import escape
-from millrace.text.stops import Patterns
 
 _CDATA, _CDATA_END = "<![CDATA[", "]]>"
 
@@ -21,15 +21,15 @@ def decode_tagged(state: Decoding, syntax: TaggedCalls) -> Steps[None]:
     reader = state.reader
     inner = (syntax.param_open, *syntax.closes)
     ends = (*syntax.header_end, *inner) if syntax.header_optional else syntax.header_end
-    header, marker = yield from reader.collect(Patterns(ends))
+    header, marker = yield from state.header(state.borders(ends))
     match = syntax.name_pattern.match(header)
-    if marker is None or match is None:
+    if marker not in ends or match is None:
         raise Malformed("no name")
     name = match.group("name")
     state.begin(name)
     state.write("{")
     schema = state.schema(name)
-    borders = Patterns(inner)
+    borders = state.borders(inner)
     first = True
     if marker not in inner:
         marker = yield from reader.until(borders, discard)
@@ -42,6 +42,8 @@ def decode_tagged(state: Decoding, syntax: TaggedCalls) -> Steps[None]:
         marker = yield from reader.until(borders, discard)
     if marker is None:
         raise Malformed("cut off")
+    if marker not in syntax.closes:
+        reader.unread(marker)
     state.write("}")
     state.end()
 
@@ -50,9 +52,9 @@ def _parameter(
     state: Decoding, syntax: TaggedCalls, schema: Mapping[str, Any], first: bool
 ) -> Steps[None]:
     reader = state.reader
-    header, marker = yield from reader.collect(Patterns([syntax.param_end]))
+    header, marker = yield from state.header(state.borders((syntax.param_end,)))
     match = syntax.param_pattern.match(header)
-    if marker is None or match is None:
+    if marker != syntax.param_end or match is None:
         raise Malformed("no parameter name")
     if syntax.value_open:
         yield from state.blanks()
@@ -60,25 +62,86 @@ def _parameter(
     key = match.group("name")
     lead = ("" if first else ", ") + json.dumps(key, ensure_ascii=False) + ": "
     kind = _declared(schema, key, match.groupdict())
-    closes = syntax.value_closes
     if syntax.cdata and (yield from reader.skip(_CDATA)):
-        closes = (_CDATA_END,)
-    elif syntax.trims:
-        yield from reader.skip("\n")
+        ends = ValueEnds(
+            (_CDATA_END,), (), syntax.value_closes, (syntax.param_open, *syntax.closes)
+        )
+    else:
+        if syntax.trims:
+            yield from reader.skip("\n")
+        ends = _value_ends(state, syntax)
+    marker = yield from _value(state, ends, lead, kind, schema)
+    if marker == _CDATA_END:
+        marker = yield from reader.until(state.borders(syntax.value_closes), discard)
+        if marker is not None and marker not in syntax.value_closes:
+            reader.unread(marker)
+
+
+@dataclass(frozen=True)
+class ValueEnds:
+    """What ends a value: its own marks, and, where those are missing, others."""
+
+    closes: tuple[str, ...]
+    stops: tuple[str, ...]
+    """Marks of what comes next, which stay for it."""
+    doubtful: tuple[str, ...]
+    """Marks of something else that a text may hold: they end it only right before `after`."""
+    after: tuple[str, ...]
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        return (*self.closes, *self.stops, *self.doubtful)
+
+
+def _value_ends(state: Decoding, syntax: TaggedCalls) -> ValueEnds:
+    opens = tuple(mark for mark in state.anchors if mark not in syntax.closes)
+    closes = syntax.value_closes
+    stops = opens if syntax.nested else (syntax.param_open, *opens)
+    if syntax.trims:
         closes = (*closes, *("\n" + close for close in closes))
+    stops = (*stops, *("\n" + stop for stop in stops))
+    doubtful = (*syntax.closes, *("\n" + close for close in syntax.closes))
+    return ValueEnds(closes, stops, doubtful, state.anchors)
+
+
+def _value(
+    state: Decoding, ends: ValueEnds, lead: str, kind: Any, schema: Mapping[str, Any]
+) -> Steps[str]:
+    """A value up to its end, and the mark that ended it."""
     if is_text(kind, schema):
         state.write(lead + '"')
-        marker = yield from reader.until(Patterns(closes), lambda text: state.write(escape(text)))
-        if marker is None:
-            raise Malformed("cut off")
+        marker = yield from _text(state, ends, lambda text: state.write(escape(text)))
         state.write('"')
     else:
-        text, marker = yield from reader.collect(Patterns(closes))
+        parts: list[str] = []
+        marker = yield from _text(state, ends, parts.append)
+        state.write(lead + coerce("".join(parts), kind, schema))
+    return marker
+
+
+def _text(state: Decoding, ends: ValueEnds, write: Write) -> Steps[str]:
+    reader = state.reader
+    borders = state.patterns(ends.all)
+    while True:
+        marker = yield from reader.until(borders, write)
         if marker is None:
             raise Malformed("cut off")
-        state.write(lead + coerce(text, kind, schema))
-    if marker == _CDATA_END:
-        yield from reader.until(Patterns(syntax.value_closes), discard)
+        if marker in ends.closes:
+            return marker
+        if marker not in ends.doubtful or (yield from _ends_here(state, ends.after)):
+            reader.unread(marker)
+            return marker
+        write(marker)
+
+
+def _ends_here(state: Decoding, after: tuple[str, ...]) -> Steps[bool]:
+    reader = state.reader
+    here = reader.hold()
+    yield from state.blanks()
+    found = (yield from reader.sees_any(state.patterns(after))) or reader.exhausted
+    reader.back(here)
+    reader.release(here)
+    return found
 
 
 def _declared(
@@ -98,24 +161,18 @@ def _nested_parameter(
     state: Decoding, syntax: TaggedCalls, schema: Mapping[str, Any], first: bool
 ) -> Steps[None]:
     """`token<key>…token</key>`, where objects and lists are elements again."""
-    reader = state.reader
-    key, marker = yield from reader.collect(Patterns([">"]))
-    if marker is None or not re.match(r"[\w.\-]+\Z", key):
+    key, marker = yield from state.header(state.borders((">",)))
+    if marker != ">" or not re.match(r"[\w.\-]+\Z", key):
         raise Malformed("no parameter name")
     lead = ("" if first else ", ") + json.dumps(key, ensure_ascii=False) + ": "
     kind = _declared(schema, key, {})
-    close = f"{syntax.nested}</{key}>"
+    ends = replace(_value_ends(state, syntax), closes=(f"{syntax.nested}</{key}>",))
     if is_text(kind, schema):
-        state.write(lead + '"')
-        marker = yield from reader.until(Patterns([close]), lambda text: state.write(escape(text)))
-        if marker is None:
-            raise Malformed("cut off")
-        state.write('"')
+        yield from _value(state, ends, lead, kind, schema)
         return
-    text, marker = yield from reader.collect(Patterns([close]))
-    if marker is None:
-        raise Malformed("cut off")
-    state.write(lead + _element(text, syntax.nested, kind, schema))
+    parts: list[str] = []
+    yield from _text(state, ends, parts.append)
+    state.write(lead + _element("".join(parts), syntax.nested, kind, schema))
 
 
 def _element(text: str, token: str, schema: Any, root: Mapping[str, Any], depth: int = 0) -> str:

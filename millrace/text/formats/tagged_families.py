@@ -13,6 +13,7 @@ def _function_calls(section: tuple[str, str], trims: bool) -> TaggedCalls:
     return TaggedCalls(
         opens=("<function=",),
         header_end=(">",),
+        header_optional=True,
         param_open="<parameter=",
         param_end=">",
         value_closes=("</parameter>",),
@@ -38,7 +39,7 @@ def _argument_calls(suffix: str = "", separator: str = "\n") -> TaggedCalls:
         header_optional=True,
         param_open=tag("arg_key"),
         param_end=tag("/arg_key"),
-        param_pattern=re.compile(r"\s*(?P<name>.*?)\s*\Z", re.DOTALL),
+        param_pattern=re.compile(r"\s*(?P<name>[^<>]*?)\s*\Z"),
         value_open=tag("arg_value"),
         value_closes=(tag("/arg_value"),),
         closes=(tag("/tool_call"),),
@@ -67,7 +68,7 @@ def _invoke_calls(token: str, section: tuple[str, str]) -> TaggedCalls:
         param_open=f'<{token}parameter name="',
         param_end=">",
         param_pattern=re.compile(
-            r"(?P<name>[^\"]*)\"(?:\s+string=\"(?P<string>true|false)\")?\s*\Z"
+            r"(?P<name>[^\"<>]*)\"(?:\s+string=\"(?P<string>true|false)\")?\s*\Z"
         ),
         value_closes=(f"</{token}parameter>",),
         closes=(f"</{token}invoke>",),

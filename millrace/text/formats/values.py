@@ -190,7 +190,7 @@ class Value:
             name, colon = yield from reader.collect(Patterns([":"]))
             if colon is None:
                 raise Malformed("cut off")
-            reader.at -= 1
+            reader.unread(colon)
             self._write(lead + json.dumps(name.strip(), ensure_ascii=False))
         elif self._dialect.python:
             name = yield from reader.word(_ATOM)

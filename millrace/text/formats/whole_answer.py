@@ -37,6 +37,8 @@ class _KeptCall:
 class _Rehearsal(Decoding):
     """Keeps calls instead of passing them on."""
 
+    recovers = False
+
     def __init__(self, reader: Reader, sink: Sink, marks: Patterns) -> None:
         super().__init__(reader, sink, (), marks)
         self.soft = True
