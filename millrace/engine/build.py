@@ -68,7 +68,7 @@ def build(
     cached = config.cache_memory or max(_LEAST_CACHE, int(CACHE_SHARE * spare))
     rest = spare - cached if config.cache else spare
     forward = whole
-    if on_cpu and 1 < blas.threads() <= MOST_LANES:
+    if on_cpu and not loaded.native and 1 < blas.threads() <= MOST_LANES:
         forward = CpuPipeline(blas.threads()).forward
     runner = Runner(loaded.model, loaded.caches, forward=forward, recurring=not on_cpu)
     cost = replace(runner.cost, chunk=config.prefill_chunk or 0)
@@ -76,7 +76,8 @@ def build(
     device.bound_freed(loaded.weight_bytes + budget.limit + (cached if config.cache else 0))
     index = store = None
     if config.cache:
-        disk, problem = _disk(config, runner.layout, loaded.dtype)
+        kind = f"{loaded.dtype} by own kernels" if loaded.native else loaded.dtype
+        disk, problem = _disk(config, runner.layout, kind)
         store = SegmentStore(runner.make_caches, runner.layout, disk, pack=config.cache_quant)
         index = PrefixIndex(
             runner.layout.needs,

@@ -313,9 +313,12 @@ class Executor:
         if not begin:
             self._runner.begin(job, prompt.width)
         run = prompt.tokens[begin:end]
-        logits = self._runner.chunk(job, run, chunk.length, beside=bool(self._batch))
+        top = prompt.scored
+        logits = self._runner.chunk(
+            job, run, chunk.length, beside=bool(self._batch), scored=top is not None
+        )
         prompt.done = end
-        if (top := prompt.scored) is None:
+        if top is None or logits is None:
             return
         follow = mx.array(prompt.tokens[begin + 1 : end + 1], mx.int32)
         prompt.logprobs += Logprobs(logits[0], follow, top).read([top] * len(run))

@@ -41,6 +41,8 @@ class Runner:
     ) -> None:
         """`used` are caches that a prompt has run on; without them, one token is run here."""
         self._model = model
+        self._in_place: bool = getattr(model, "in_place", False)
+        """The model writes into the caches' memory: what others hold as well is copied first."""
         self._forward = forward
         if used is None:
             used = make_prompt_cache(model)
@@ -50,7 +52,7 @@ class Runner:
         self.layout = Layout.of(model)
         self.trimmable = len(self._shapes) == len(used)
         """Whether every layer can take back tokens: guesses that turn out wrong, a padded end."""
-        self.shapes = Shapes(recurring, padding=self.trimmable)
+        self.shapes = Shapes(recurring, padding=self.trimmable and not self._in_place)
         self._prompts: dict[int, list[Any]] = {}
         self._positions = Positions(self.shapes)
         self._batch: list[Any] = []
@@ -73,7 +75,7 @@ class Runner:
     def adopt(self, job: int, caches: list[Any], width: int) -> None:
         """Go on with a prompt from state that is there already, with room for so many tokens."""
         for i, shape in self._shapes.items():
-            caches[i] = shape.widened(caches[i], width)
+            caches[i] = shape.widened(caches[i], width, own=self._in_place)
         self._prompts[job] = caches
 
     def prompt_state(self, job: int) -> PromptState:
@@ -83,20 +85,27 @@ class Runner:
     def release(self, job: int) -> None:
         self._prompts.pop(job, None)
 
-    def chunk(self, job: int, tokens: Sequence[int], length: int, *, beside: bool) -> mx.array:
-        """Launch the next tokens of a prompt, padded to `length`; returns their logits.
+    def chunk(
+        self, job: int, tokens: Sequence[int], length: int, *, beside: bool, scored: bool
+    ) -> mx.array | None:
+        """Launch the next tokens of a prompt, padded to `length`; returns their logits if they are
+        `scored`.
 
         `beside` says that rows are running: the chunk is launched without waiting for anything.
         """
         caches = self._prompts[job]
         padded = [*tokens, *[0] * (length - len(tokens))]
+        if self._in_place:
+            logits: mx.array | None
+            logits = self._model.run(mx.array([padded], mx.int32), caches, logits=scored)
+            return logits
         forward = whole if beside else self._forward
         logits = forward(self._model, mx.array([padded], mx.int32), caches)
         if length > len(tokens):
             for cache in caches:
                 cache.trim(length - len(tokens))
         mx.async_eval([c.state for c in caches])
-        return logits[:, : len(tokens)]
+        return logits[:, : len(tokens)] if scored else None
 
     def together(self, runs: Mapping[int, Sequence[int]], length: int, *, beside: bool) -> None:
         """Launch the first tokens of several prompts as one run, each padded to `length`.

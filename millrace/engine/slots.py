@@ -122,10 +122,13 @@ class LayerShape:
         cache.keys, cache.values = self.zeros(1, width)
         return cache
 
-    def widened(self, cache: KVCache, width: int) -> KVCache:
-        """A single row's cache with room for so many tokens, the state of another in it."""
+    def widened(self, cache: KVCache, width: int, *, own: bool) -> KVCache:
+        """A single row's cache with room for so many tokens, the state of another in it.
+
+        With `own`, its memory is nobody else's.
+        """
         more = width - cache.offset
-        if cache.keys.shape[2] == width or more <= 0:
+        if not own and (cache.keys.shape[2] == width or more <= 0):
             return cache
         room = self.zeros(1, more)
         wide = KVCache()
@@ -148,6 +151,11 @@ class SlotKVCache:
     @property
     def offset(self) -> int | mx.array:
         return self.at.offset
+
+    @property
+    def places(self) -> list[int]:
+        """Where each row writes its next token."""
+        return self.at.lens
 
     def make_mask(
         self, n: int, return_array: bool = False, window_size: int | None = None

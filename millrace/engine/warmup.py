@@ -37,7 +37,7 @@ def _prompts(runner: Runner, company: int, length: int) -> None:
     tokens = [0] * length
     if company == 1:
         runner.begin(_JOB, capacity(length))
-        runner.chunk(_JOB, tokens, length, beside=False)
+        runner.chunk(_JOB, tokens, length, beside=False, scored=False)
         runner.wait(_JOB)
     else:
         runs = dict.fromkeys(range(company), tokens)
@@ -59,7 +59,7 @@ def _batches(runner: Runner, sampler: Sampler, rows: int) -> None:
                 sampling = Sampling(1.0, top_p=0.9, top_k=40) if len(batch) % 2 else Sampling(0.0)
                 request = Submit(0, [0] * length, [], 64, sampling)
                 runner.begin(_JOB, capacity(length))
-                runner.chunk(_JOB, [0] * (length - 1), length - 1, beside=False)
+                runner.chunk(_JOB, [0] * (length - 1), length - 1, beside=False, scored=False)
                 batch.join(_JOB, [Row.of(request, Choice(0, 0))], request.prompt)
             for _ in range(_STEPS):
                 batch.forward([])
@@ -72,7 +72,7 @@ def _keep_and_find(runner: Runner, length: int) -> None:
     """The copies that the prefix cache makes."""
     layout = runner.layout
     runner.begin(_JOB, capacity(length))
-    runner.chunk(_JOB, [0] * length, length, beside=False)
+    runner.chunk(_JOB, [0] * length, length, beside=False, scored=False)
     state = runner.prompt_state(_JOB)
     half = length // 2
     parts = [state.segment(a, b, False) for a, b in ((0, half), (half, length))]

@@ -26,6 +26,8 @@ class LoadedModel:
     """The width of the logits, which may exceed the tokenizer's vocabulary."""
     dtype: str
     device: str
+    native: bool
+    """Whether kernels of our own run it."""
     weight_bytes: int
     memory: int
     """Bytes of the device that models and their state may take."""
@@ -46,7 +48,7 @@ def load(config: EngineConfig) -> LoadedModel:
         mx.disable_compile()
     try:
         model, settings = load_model(path, lazy=True, trust_remote_code=config.trust_remote_code)
-        placement.place(model, config.weights, kind)
+        model = placement.place(model, config.weights, kind)
         mx.eval(model.parameters())
         caches = make_prompt_cache(model)
         vocab, dtype = _warm_up(model, caches)
@@ -60,7 +62,8 @@ def load(config: EngineConfig) -> LoadedModel:
         vocab_size=vocab,
         dtype=dtype,
         device=kind,
-        weight_bytes=tree_reduce(_add_bytes, model.parameters(), 0),
+        native=getattr(model, "in_place", False),
+        weight_bytes=_weight_bytes(model),
         memory=device.describe().budget,
         caches=caches,
         seconds=time.monotonic() - start,
@@ -72,6 +75,11 @@ def _warm_up(model: Any, caches: list[Any]) -> tuple[int, str]:
     logits = model(mx.array([[0]], mx.int32), cache=caches)
     mx.eval(logits)
     return int(logits.shape[-1]), str(logits.dtype).removeprefix("mlx.core.")
+
+
+def _weight_bytes(model: Any) -> int:
+    own: int | None = getattr(model, "nbytes", None)
+    return tree_reduce(_add_bytes, model.parameters(), 0) if own is None else own
 
 
 def _add_bytes(total: int, value: Any) -> int:

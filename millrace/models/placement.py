@@ -1,7 +1,8 @@
 """What a device wants of the weights: their type, and how quantised layers are driven.
 
-This is the one place that knows why the CPU gets float32 (MLX has a fast BLAS for nothing else) and
-what CUDA's quantised product needs. Metal takes the weights as they are.
+This is the one place that knows that a CPU gets kernels of our own with the weights as they are, or
+float32 where those do not know the model (MLX has a fast BLAS for nothing else), and what CUDA's quantised
+product needs. Metal takes the weights as they are.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from mlx.utils import tree_map
 from mlx_lm.utils import dequantize_model
 
 from millrace.config import Weights
+from millrace.models import blas
 from millrace.models.quantized import flatten
+from millrace.native import native
 
 Device = Literal["cpu", "metal", "cuda"]
 
@@ -25,13 +28,15 @@ def resolve_weights(wanted: Weights, device: Device) -> Literal["keep", "bf16", 
     return wanted
 
 
-def place(model: Any, wanted: Weights, device: Device) -> None:
-    """Give a lazily loaded model the weights that suit the device."""
+def place(model: Any, wanted: Weights, device: Device) -> Any:
+    """A lazily loaded model with the weights that suit the device; perhaps another that stands for it."""
+    if device == "cpu" and wanted == "auto" and (own := native(model, blas.threads())) is not None:
+        return own
     mode = resolve_weights(wanted, device)
     if mode == "keep":
         if device == "cuda":
             flatten(model)
-        return
+        return model
     dtype = mx.float32 if mode == "f32" else mx.bfloat16
     # A stream is a thread on the CPU: layers are widened side by side.
     streams = [mx.new_stream(mx.default_device()) for _ in range(2)] if device == "cpu" else []
@@ -39,6 +44,7 @@ def place(model: Any, wanted: Weights, device: Device) -> None:
         with mx.stream(streams[turn % 2]) if streams else contextlib.nullcontext():
             _widen(layer, dtype)
     _widen(model, dtype)
+    return model
 
 
 def _widen(module: Any, dtype: mx.Dtype) -> None:

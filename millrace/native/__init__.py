@@ -1,0 +1,34 @@
+"""Forward passes of our own on a CPU: packed weights, all cores, one pass one call.
+
+MLX's CPU back-end has no fast product for quantised weights and runs what is no product on one core. Here
+a model that is known (`plan`) becomes a list of stages (`program`) of compiled kernels (`library`), which
+the threads of a `pool` carry out together. Nothing here knows of requests or batches: a `NativeModel` is
+called as mlx-lm's models are, on the same caches.
+
+Code is compiled by llvmlite when it is first used and kept under MILLRACE_HOME. Where llvmlite is missing
+or a model is not known, MLX runs it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+log = logging.getLogger("millrace.native")
+
+
+def native(model: Any, threads: int) -> Any | None:
+    """The model run by our own kernels, its weights packed and gone from it; None where that cannot be."""
+    try:
+        from millrace.native.model import NativeModel
+        from millrace.native.packing import Unsupported
+        from millrace.native.plan import check, plan
+    except ImportError as error:
+        log.warning("weights are widened to float32: kernels for them need %s", error.name)
+        return None
+    try:
+        check(model)
+    except Unsupported as reason:
+        log.info("weights are widened to float32: %s", reason)
+        return None
+    return NativeModel(plan(model), threads, model.args)

@@ -1,0 +1,275 @@
+"""Attention: queries of some tokens against a row's keys and values, block of keys by block.
+
+A block's scores, their exponentials over the block's largest and what these give of the values are made by
+themselves and then merged, block after block. Blocks have fixed places. So a token's result is the same
+whether it comes alone, as one of a long prompt, or with its blocks spread over threads.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from millrace.native import products, rowwise
+from millrace.native.emit import FLOAT, LANES, Emitter, Value, long, same
+from millrace.native.products import FLOAT_BYTES, VECTOR
+from millrace.native.stages import WORD, Record, entry
+
+BLOCK = 128
+"""Keys of a block."""
+MOST_QUERIES = 96
+"""Queries of an item; a token has one for each head that shares a key."""
+MOST_SPLIT = 12
+"""Queries of an item of which the blocks are spread over threads."""
+_PADDED = MOST_QUERIES + 12
+_SCORES = BLOCK * FLOAT_BYTES
+_STATS = 2 * FLOAT_BYTES
+
+ITEM = ("row", "head", "token", "count", "place", "first", "last", "slot")
+"""What a unit is: a row and the head of its keys, its first token and how many, where that stands, blocks
+of keys from … to, and where the result waits to be merged (below 0: nowhere, it is whole)."""
+
+ATTEND = (
+    "items", "x", "x_row", "keys", "values", "strides", "size", "group", "window", "out", "out_row",
+    "sums", "sums_row", "scratch", "scratch_bytes", "parts", "part_stats",
+)  # fmt: skip
+
+
+def scratch_bytes(head_size: int) -> int:
+    """What a thread needs for itself."""
+    rows = 2 * _PADDED + 12 + LANES
+    return (
+        rows * head_size * FLOAT_BYTES
+        + 12 * _SCORES
+        + head_size * _SCORES
+        + (_PADDED + 12) * _STATS
+    )
+
+
+def part_bytes(head_size: int) -> int:
+    """What an item that waits to be merged needs."""
+    return MOST_SPLIT * head_size * FLOAT_BYTES
+
+
+class _Scratch:
+    """Where a thread's own things lie."""
+
+    def __init__(self, e: Emitter, start: Value, head_bytes: Value) -> None:
+        self.queries = start
+        self.out = e.at(start, e.times(head_bytes, _PADDED))
+        self.part = e.at(self.out, e.times(head_bytes, _PADDED))
+        self.rest = e.at(self.part, e.times(head_bytes, 12))
+        self.scores = e.at(self.rest, e.times(head_bytes, LANES))
+        self.stats = e.at(self.scores, 12 * _SCORES)
+        self.part_stats = e.at(self.stats, _PADDED * _STATS)
+        self.keys = e.at(self.part_stats, 12 * _STATS)
+
+
+class _Item:
+    def __init__(self, e: Emitter, table: Value, unit: Value) -> None:
+        at = e.at(table, e.times(unit, WORD * len(ITEM)))
+        fields = [entry(e, at, long(place)) for place in range(len(ITEM))]
+        self.row, self.head, self.token, self.count = fields[:4]
+        self.place, self.first, self.last, self.slot = fields[4:]
+
+
+def attended(rows: int, blocks: int, e: Emitter, record: Value, unit: Value, thread: Value) -> None:
+    """The queries of one item; they run in tiles of so many rows, and vectors side by side."""
+    b = e.builder
+    r = Record(e, record, ATTEND)
+    item = _Item(e, r.items, unit)
+    size, group, window = r.size, r.group, r.window
+    head_bytes = e.times(size, VECTOR)
+    own = _Scratch(e, e.at(r.scratch, e.times(thread, r.scratch_bytes)), head_bytes)
+    queries = b.mul(item.count, group)
+    _gather(e, r, item, own, size, head_bytes)
+    apart = e.times(item.head, entry(e, r.strides, item.row))
+    keys = e.at(entry(e, r.keys, item.row), apart)
+    values = e.at(entry(e, r.values, item.row), apart)
+    tiles = b.sdiv(b.add(queries, long(rows - 1)), long(rows))
+    end = b.add(item.place, item.count)
+    each = e.loop(b.sub(item.last, item.first))
+    base = e.times(b.add(each.index, item.first), BLOCK)
+    left = b.sub(end, base)
+    count = b.select(b.icmp_signed("<", left, long(BLOCK)), left, long(BLOCK))
+    _turn_keys(e, e.at(keys, e.times(base, head_bytes)), own, count, size, head_bytes)
+    here = e.at(values, e.times(base, head_bytes))
+    tile = e.loop(tiles)
+    first = e.times(tile.index, rows)
+    strips = e.loop(b.sdiv(b.add(count, long(LANES * blocks - 1)), long(LANES * blocks)))
+    at = e.times(strips.index, blocks * VECTOR)
+    products.plain(
+        rows, blocks, e, e.at(own.keys, at), long(_SCORES), e.times(size, LANES),
+        e.at(own.queries, e.times(first, head_bytes)), head_bytes, e.at(own.scores, at), long(_SCORES),
+    )  # fmt: skip
+    strips.close()
+    vectors = b.sdiv(b.add(count, long(LANES - 1)), long(LANES))
+
+    def bounds(index: Value) -> tuple[Value, Value, Value]:
+        """From where to where a query of the tile looks in this block, and whether it does."""
+        query = b.add(first, index)
+        high = b.sub(b.add(b.add(item.place, b.sdiv(query, group)), long(1)), base)
+        low = b.select(b.icmp_signed(">", window, long(0)), b.sub(high, window), long(0))
+        low = b.select(b.icmp_signed(">", low, long(0)), low, long(0))
+        high = b.select(b.icmp_signed("<", high, count), high, count)
+        looks = b.and_(b.icmp_signed("<", query, queries), b.icmp_signed("<", low, high))
+        return low, high, looks
+
+    each_row = e.loop(rows)
+    low, high, looks = bounds(each_row.index)
+    scores = e.at(own.scores, e.times(each_row.index, _SCORES))
+    with b.if_then(looks):
+        stats = e.at(own.part_stats, e.times(each_row.index, _STATS))
+        rowwise.softmax(e, scores, vectors, low, high, stats)
+    each_row.close()
+    strips = e.loop(b.sdiv(size, long(blocks)))
+    at = e.times(strips.index, blocks * VECTOR)
+    products.plain(
+        rows, blocks, e, e.at(here, at), head_bytes, count,
+        own.scores, long(_SCORES), e.at(own.part, at), head_bytes,
+    )  # fmt: skip
+    strips.close()
+    each_row = e.loop(rows)
+    _, _, looks = bounds(each_row.index)
+    with b.if_then(looks):
+        query = b.add(first, each_row.index)
+        rowwise.merge(
+            e,
+            e.at(own.out, e.times(query, head_bytes)),
+            e.at(own.stats, e.times(query, _STATS)),
+            e.at(own.part, e.times(each_row.index, head_bytes)),
+            e.at(own.part_stats, e.times(each_row.index, _STATS)),
+            size,
+        )
+    each_row.close()
+    tile.close()
+    each.close()
+    whole = b.icmp_signed("<", item.slot, long(0))
+    with b.if_else(whole) as (then, otherwise):
+        with then:
+            _finish(e, r, item, own.out, own.stats, size, head_bytes)
+        with otherwise:
+            _set_aside(e, r, item, own, queries, size, head_bytes)
+
+
+MERGE = ("items", "size", "group", "out", "out_row", "sums", "sums_row", "scratch", "scratch_bytes",
+         "parts", "part_stats")  # fmt: skip
+
+
+def merged(e: Emitter, record: Value, unit: Value, thread: Value) -> None:
+    """The parts of an item, whose `first` … `last` are the places where they wait."""
+    b = e.builder
+    r = Record(e, record, MERGE)
+    item = _Item(e, r.items, unit)
+    size, group = r.size, r.group
+    head_bytes = e.times(size, VECTOR)
+    own = _Scratch(e, e.at(r.scratch, e.times(thread, r.scratch_bytes)), head_bytes)
+    queries = b.mul(item.count, group)
+    parts, part_stats = r.parts, r.part_stats
+    loop = e.loop(queries)
+    out = e.at(own.out, e.times(loop.index, head_bytes))
+    stats = e.at(own.stats, e.times(loop.index, _STATS))
+    _clear(e, out, stats, size)
+    each = e.loop(b.sub(item.last, item.first))
+    slot = e.at(e.times(b.add(item.first, each.index), MOST_SPLIT), loop.index)
+    rowwise.merge(
+        e,
+        out,
+        stats,
+        e.at(parts, e.times(slot, head_bytes)),
+        e.at(part_stats, e.times(slot, _STATS)),
+        size,
+    )
+    each.close()
+    loop.close()
+    _finish(e, r, item, own.out, own.stats, size, head_bytes)
+
+
+def _gather(
+    e: Emitter, r: Record, item: _Item, own: _Scratch, size: Value, head_bytes: Value
+) -> None:
+    """Lay an item's queries side by side, token by token, and begin their results."""
+    group = r.group
+    x = e.at(r.x, e.times(e.times(item.head, group), head_bytes))
+    x_row = r.x_row
+    one = ir.Constant(FLOAT, 1.0)
+    tokens = e.loop(item.count)
+    token = e.at(x, e.times(e.at(item.token, tokens.index), x_row))
+    heads = e.loop(group)
+    at = e.at(e.times(tokens.index, group), heads.index)
+    source = e.at(token, e.times(heads.index, head_bytes))
+    rowwise.copy(e, source, e.at(own.queries, e.times(at, head_bytes)), size, one)
+    out = e.at(own.out, e.times(at, head_bytes))
+    _clear(e, out, e.at(own.stats, e.times(at, _STATS)), size)
+    heads.close()
+    tokens.close()
+
+
+def _clear(e: Emitter, out: Value, stats: Value, size: Value) -> None:
+    loop = e.loop(size)
+    e.store(same(0.0), e.at(out, e.times(loop.index, VECTOR)))
+    loop.close()
+    e.store(ir.Constant(FLOAT, float("-inf")), stats)
+    e.store(ir.Constant(FLOAT, 0.0), e.at(stats, FLOAT_BYTES))
+
+
+def _turn_keys(
+    e: Emitter, keys: Value, own: _Scratch, count: Value, size: Value, head_bytes: Value
+) -> None:
+    """A block's keys as columns. What lies behind the last key is never read from its place."""
+    b = e.builder
+    strips = b.lshr(count, long(4))
+    rest = b.and_(count, long(LANES - 1))
+    with b.if_then(b.icmp_signed(">", strips, long(0))):
+        loop = e.loop(strips)
+        source = e.at(keys, e.times(e.times(loop.index, LANES), head_bytes))
+        target = e.at(own.keys, e.times(loop.index, VECTOR))
+        rowwise.transpose(e, source, head_bytes, target, long(_SCORES), size)
+        loop.close()
+    with b.if_then(b.icmp_signed(">", rest, long(0))):
+        source = e.at(keys, e.times(e.times(strips, LANES), head_bytes))
+        rowwise.copy(e, source, own.rest, b.mul(rest, size), ir.Constant(FLOAT, 1.0))
+        target = e.at(own.keys, e.times(strips, VECTOR))
+        rowwise.transpose(e, own.rest, head_bytes, target, long(_SCORES), size)
+
+
+def _finish(
+    e: Emitter, r: Record, item: _Item, source: Value, stats: Value, size: Value, head_bytes: Value
+) -> None:
+    """Write results to where the next product reads them, with the sums of their groups."""
+    b = e.builder
+    group, out_row, sums_row = r.group, r.out_row, r.sums_row
+    halved = b.lshr(size, long(1))
+    out = e.at(r.out, e.times(e.times(item.head, group), head_bytes))
+    sums = e.at(r.sums, e.times(e.times(e.times(item.head, group), halved), FLOAT_BYTES))
+    tokens = e.loop(item.count)
+    token = e.at(item.token, tokens.index)
+    heads = e.loop(group)
+    at = e.at(e.times(tokens.index, group), heads.index)
+    target = e.at(out, e.times(token, out_row), e.times(heads.index, head_bytes))
+    by = e.at(stats, e.times(at, _STATS), FLOAT_BYTES)
+    rowwise.divide(e, e.at(source, e.times(at, head_bytes)), by, target, size)
+    of_head = e.times(e.times(heads.index, halved), FLOAT_BYTES)
+    rowwise.sums(e, target, e.at(sums, e.times(token, sums_row), of_head), halved)
+    heads.close()
+    tokens.close()
+
+
+def _set_aside(
+    e: Emitter,
+    r: Record,
+    item: _Item,
+    own: _Scratch,
+    queries: Value,
+    size: Value,
+    head_bytes: Value,
+) -> None:
+    slot = e.times(item.slot, MOST_SPLIT)
+    target = e.at(r.parts, e.times(slot, head_bytes))
+    one = ir.Constant(FLOAT, 1.0)
+    rowwise.copy(e, own.out, target, e.builder.mul(queries, size), one)
+    stats = e.at(r.part_stats, e.times(slot, _STATS))
+    loop = e.loop(queries)
+    at = e.times(loop.index, _STATS)
+    for field in (0, FLOAT_BYTES):
+        e.store(e.load(e.at(own.stats, at, field), FLOAT), e.at(stats, at, field))
+    loop.close()

@@ -1,0 +1,123 @@
+"""From emitted kernels to machine code for this processor, kept on disk.
+
+What is compiled is an object file by the name of its kernels, and lies in a folder named after the sources
+of this package, LLVM's version and the processor: a new version or another machine compiles anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import logging
+import os
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+import llvmlite.binding as llvm
+from llvmlite import ir
+
+from millrace.config import home
+from millrace.native.emit import FLOAT, LONG, Emitter
+
+log = logging.getLogger("millrace.native")
+
+Body = Callable[..., None]
+"""Writes a kernel: it gets the emitter and the kernel's arguments."""
+FLOAT_ARGUMENTS = {"eps", "factor"}
+"""Arguments by these names are floats; all others are addresses and counts."""
+
+
+class Code:
+    """Kernels in memory, by name."""
+
+    def __init__(self, engine: Any, names: list[str]) -> None:
+        self._engine = engine
+        self.address = {name: int(engine.get_function_address(name)) for name in names}
+
+
+@cache
+def processor() -> tuple[str, str]:
+    """The processor's name, and what it can do, as LLVM names them."""
+    _start()
+    features: str = llvm.get_host_cpu_features().flatten()
+    return str(llvm.get_host_cpu_name()), features
+
+
+@cache
+def folder() -> Path:
+    """Where compiled code of this version for this processor lies."""
+    mark = hashlib.sha256()
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        mark.update(source.read_bytes())
+    for fact in (llvmlite.__version__, *processor()):
+        mark.update(fact.encode())
+    return home() / "compiled" / mark.hexdigest()[:16]
+
+
+def compile_kernels(name: str, kernels: dict[str, Body]) -> Code:
+    """Kernels by name, and what writes them."""
+    _start()
+    path = folder() / f"{name}.o"
+    names = list(kernels)
+    if path.is_file():
+        return Code(_loaded(path.read_bytes()), names)
+    data = _compiled(kernels)
+    _write(path, data)
+    return Code(_loaded(data), names)
+
+
+def _compiled(kernels: dict[str, Body]) -> bytes:
+    module = ir.Module()
+    for name, body in kernels.items():
+        _, *arguments = inspect.signature(body).parameters
+        kind = ir.FunctionType(
+            ir.VoidType(), [FLOAT if name in FLOAT_ARGUMENTS else LONG for name in arguments]
+        )
+        function = ir.Function(module, kind, name)
+        builder = ir.IRBuilder(function.append_basic_block("entry"))
+        body(Emitter(builder), *function.args)
+        builder.ret_void()
+    machine = _machine()
+    parsed = llvm.parse_assembly(str(module))
+    parsed.verify()
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    llvm.create_pass_builder(machine, options).getModulePassManager().run(
+        parsed, llvm.create_pass_builder(machine, options)
+    )
+    data: bytes = machine.emit_object(parsed)
+    return data
+
+
+def _machine() -> Any:
+    name, features = processor()
+    target = llvm.Target.from_default_triple()
+    return target.create_target_machine(
+        cpu=name, features=features, opt=3, reloc="pic", codemodel="jitdefault", jit=True
+    )
+
+
+def _loaded(data: bytes) -> Any:
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine())
+    engine.add_object_file(llvm.ObjectFileRef.from_data(data))
+    engine.finalize_object()
+    return engine
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(data)
+        os.replace(file.name, path)
+    except OSError as error:
+        log.warning("compiled kernels cannot be kept: %s", error)
+
+
+@cache
+def _start() -> None:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()

@@ -1,0 +1,63 @@
+"""The stages that there are, compiled when first wanted: those of one format, and those all share."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+
+from millrace.native import attention, stages
+from millrace.native.compile import Body, Code, compile_kernels, processor
+from millrace.native.formats import Format
+
+STREAMED = (1, 2, 4, 8)
+"""Rows for which weights are streamed; other numbers are padded to these."""
+
+
+@cache
+def tile_shape() -> tuple[int, int]:
+    """Rows and blocks of a tile whose sums fit the processor's registers."""
+    return (12, 2) if "+avx512f" in processor()[1].split(",") else (6, 1)
+
+
+def streamed_blocks(rows: int) -> int:
+    """How many blocks run side by side: sums that need not wait for one another, and fit registers."""
+    widest = 2 * tile_shape()[1]
+    return widest if rows <= 2 else widest // 2
+
+
+def padded_rows(rows: int) -> int:
+    """Rows that run where so many are wanted."""
+    for count in STREAMED:
+        if rows <= count:
+            return count
+    tile = tile_shape()[0]
+    return -(-rows // tile) * tile
+
+
+@cache
+def of_format(form: Format) -> Code:
+    """A format's stages: streamed1 … streamed8, tiled and embedded."""
+    kernels: dict[str, Body] = {
+        f"streamed{count}": partial(stages.streamed, form, count, streamed_blocks(count))
+        for count in STREAMED
+    }
+    kernels["tiled"] = partial(stages.tiled, form, *tile_shape())
+    kernels["embedded"] = partial(stages.embedded, form)
+    return compile_kernels(form.name, kernels)
+
+
+@cache
+def shared() -> Code:
+    """The stages that know no format, and what drives them all."""
+    rows, blocks = tile_shape()
+    kernels: dict[str, Body] = {
+        "attended": partial(attention.attended, rows, blocks),
+        "attended4": partial(attention.attended, 4, blocks),
+        "driver": stages.driver,
+    }
+    for body in (stages.norm, stages.silu, stages.gelu, stages.headed, attention.merged):
+        kernels[body.__name__] = body
+    return compile_kernels("shared", kernels)
+
+
+WAITS = stages.HEAD.index("waits")
+"""The field that tells how many stages have been waited for, this one included."""

@@ -1,0 +1,212 @@
+"""A model whose forward pass is a program of stages: it stands where one of mlx-lm's stood.
+
+It writes keys and values into the memory of the caches it is given, in place, behind what they hold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.models.cache import KVCache
+
+from millrace.native import attention, library
+from millrace.native.packing import Array
+from millrace.native.plan import Plan
+from millrace.native.pool import Pool
+from millrace.native.program import TAKEN, UNITS, Buffers, Program, Tables, Writer
+
+_MOST_PROGRAMS = 64
+_STEP = 256
+"""A cache that must grow does so by whole multiples of this."""
+
+
+class NativeModel:
+    in_place = True
+    """Caches that it is given are written to where they lie: their memory must be nobody else's."""
+
+    def __init__(self, plan: Plan, threads: int, args: Any) -> None:
+        self.args = args
+        self.layers = plan.layers
+        self._plan = plan
+        self._pool = Pool(threads)
+        self._size = Capacity()
+        self._tables: Tables | None = None
+        self._buffers: Buffers | None = None
+        self._angles: tuple[Array, Array] | None = None
+        self._programs: dict[tuple[int, int, bool], Program] = {}
+
+    def parameters(self) -> dict[str, Any]:
+        """What mlx-lm's models give: arrays of MLX's, of which there are none."""
+        return {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights."""
+        return self._plan.nbytes
+
+    def make_cache(self) -> list[KVCache]:
+        return [KVCache() for _ in self._plan.layers]
+
+    def __call__(self, tokens: mx.array, cache: list[Any]) -> mx.array:
+        """Logits of every token."""
+        logits = self.run(tokens, cache, logits=True)
+        assert logits is not None
+        return logits
+
+    def run(self, tokens: mx.array, cache: list[Any], *, logits: bool) -> mx.array | None:
+        """Run some tokens of each row behind what the caches hold; logits of all of them, or none."""
+        ids = np.array(tokens, dtype=np.int64)
+        rows, count = ids.shape
+        places = self._places(cache, rows, count)
+        total = rows * count
+        wanted = total if logits else 0
+        items = Items.of(self._plan, places, count, self._pool.threads)
+        self._reserve(
+            Capacity(total, rows, wanted, max(places) + count, len(items.items), len(items.merges))
+        )
+        tables, buffers = self._tables, self._buffers
+        assert tables is not None and buffers is not None
+        _note_memory(tables, cache, rows)
+        tables.tokens[:total] = ids.reshape(-1)
+        starts = np.asarray(places, np.int64)
+        tables.places[:total] = (starts[:, None] + np.arange(count)).reshape(-1)
+        tables.rows[:total] = np.repeat(np.arange(rows), count)
+        tables.items[: len(items.items)] = items.items
+        if items.merges:
+            tables.merges[: len(items.merges)] = items.merges
+        program = self._program(total, wanted, items.few)
+        records = program.records
+        records[:, TAKEN] = 0
+        records[program.attending, UNITS] = len(items.items)
+        records[program.merging, UNITS] = len(items.merges)
+        buffers.x[total : library.padded_rows(total)] = 0
+        self._pool.run(records)
+        for layer in cache:
+            if isinstance(layer, KVCache):
+                layer.offset += count
+        if not logits:
+            return None
+        found = buffers.logits[:total, : self._plan.vocabulary]
+        return mx.array(found).reshape(rows, count, -1)
+
+    def _places(self, cache: list[Any], rows: int, count: int) -> list[int]:
+        """Where the rows' next tokens stand; caches are given the room for them."""
+        first = cache[0]
+        if isinstance(first, KVCache):
+            places = [first.offset] * rows
+            for layer in cache:
+                self._widen(layer, rows, count)
+        else:
+            places = list(first.places)
+        mx.eval([array for layer in cache for array in (layer.keys, layer.values)])
+        return places
+
+    def _widen(self, layer: KVCache, rows: int, count: int) -> None:
+        needed = layer.offset + count
+        if layer.keys is not None and layer.keys.shape[2] >= needed:
+            return
+        width = -(-needed // _STEP) * _STEP
+        shape = (rows, self._plan.heads, width, self._plan.head_size)
+        keys, values = mx.zeros(shape), mx.zeros(shape)
+        if layer.keys is not None and layer.offset:
+            keys[:, :, : layer.offset] = layer.keys[:, :, : layer.offset]
+            values[:, :, : layer.offset] = layer.values[:, :, : layer.offset]
+        layer.keys, layer.values = keys, values
+
+    def _program(self, tokens: int, logits: int, few: bool) -> Program:
+        key = tokens, logits, few
+        if key not in self._programs:
+            assert self._buffers and self._tables and self._angles
+            if len(self._programs) >= _MOST_PROGRAMS:
+                self._programs.clear()
+            writer = Writer(self._plan, self._buffers, self._tables, self._angles)
+            self._programs[key] = writer.write(tokens, logits, few=few)
+        return self._programs[key]
+
+    def _reserve(self, wanted: Capacity) -> None:
+        """Have memory for a pass; programs point into it, so they are written anew when it grows."""
+        size = self._size.with_room_for(wanted)
+        if size == self._size:
+            return
+        plan, layers = self._plan, len(self._plan.layers)
+        self._programs.clear()
+        self._tables = Tables(layers, size.tokens, size.rows, max(size.items, size.merges))
+        self._buffers = Buffers(plan, size.tokens, size.logits, size.items, self._pool.threads)
+        if size.places != self._size.places:
+            self._angles = plan.angles.table(size.places)
+        self._size = size
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """How much of everything there is memory for."""
+
+    tokens: int = 0
+    rows: int = 0
+    logits: int = 0
+    places: int = 0
+    items: int = 0
+    merges: int = 0
+
+    def with_room_for(self, wanted: Capacity) -> Capacity:
+        return Capacity(*map(_grown, astuple(self), astuple(wanted), (96, 16, 16, 1024, 64, 64)))
+
+
+def _grown(has: int, wanted: int, least: int) -> int:
+    if wanted <= has:
+        return has
+    return -(-max(least, wanted + wanted // 4) // 48) * 48
+
+
+@dataclass(frozen=True)
+class Items:
+    """What there is to attend to in a pass."""
+
+    items: list[tuple[int, ...]]
+    merges: list[tuple[int, ...]]
+    few: bool
+    """Whether every item has so few queries that small tiles suit it."""
+
+    @classmethod
+    def of(cls, plan: Plan, places: list[int], count: int, threads: int) -> Items:
+        group = plan.queries // plan.heads
+        at_once = max(1, attention.MOST_QUERIES // group)
+        spread = count * group <= attention.MOST_SPLIT and len(places) * plan.heads < 4 * threads
+        items: list[tuple[int, ...]] = []
+        merges: list[tuple[int, ...]] = []
+        for row, place in enumerate(places):
+            for first in range(0, count, at_once):
+                some = min(at_once, count - first)
+                start, token = place + first, row * count + first
+                blocks = -(-(start + some) // attention.BLOCK)
+                for head in range(plan.heads):
+                    one = (row, head, token, some, start)
+                    if spread and blocks > 1:
+                        slot = len(items)
+                        merges.append((*one, slot, slot + blocks, -1))
+                        items += [(*one, k, k + 1, slot + k) for k in range(blocks)]
+                    else:
+                        items.append((*one, 0, blocks, -1))
+        if not spread:
+            # The longest first, so that no thread is left alone with one at the end.
+            items.sort(key=lambda item: -item[6])
+        return cls(items, merges, count * group <= 4)
+
+
+def _note_memory(tables: Tables, cache: list[Any], rows: int) -> None:
+    """Note where each row's keys and values lie."""
+    numbers = np.arange(rows)
+    for number, layer in enumerate(cache):
+        for name, table in (("keys", tables.keys), ("values", tables.values)):
+            seen = np.array(getattr(layer, name), copy=False)
+            if not seen.flags.c_contiguous:
+                whole = mx.contiguous(getattr(layer, name))
+                mx.eval(whole)
+                setattr(layer, name, whole)
+                seen = np.array(whole, copy=False)
+            table[number, :rows] = seen.ctypes.data + numbers * seen.strides[0]
+        if number == 0:
+            tables.strides[:rows] = seen.strides[1]

@@ -1,0 +1,208 @@
+"""Products of rows with packed weights.
+
+Every output is one sum in one order, whatever the number of rows: for each group the codes times the
+inputs, input after input; then scale times that, and bias times the sum of the group's inputs, are added to
+what was there. So a row alone, in a batch and in a long prompt gives the same bits.
+
+Few rows stream the weights through registers. For many, a block's codes are written out as floats once and
+tiles of rows run over them.
+"""
+
+from __future__ import annotations
+
+from millrace.native.emit import FLOAT, LANES, Emitter, Value, same
+from millrace.native.formats import Format
+
+SUMS = 32
+"""Inputs of which the sum is given to products with biases."""
+FLOAT_BYTES = 4
+VECTOR = LANES * FLOAT_BYTES
+
+Address = Value
+
+
+def stream(
+    form: Format,
+    rows: int,
+    blocks: int,
+    e: Emitter,
+    weights: Address,
+    block_bytes: Value,
+    groups: Value,
+    x: Address,
+    x_row: Value,
+    sums: Address,
+    sums_row: Value,
+    out: Address,
+    out_row: Value,
+) -> None:
+    """Add to `blocks` blocks of outputs of `rows` rows what their inputs give."""
+    starts = [e.at(weights, e.times(block_bytes, n)) for n in range(blocks)]
+    inputs = [e.at(x, e.times(x_row, m)) for m in range(rows)]
+    totals = [e.at(sums, e.times(sums_row, m)) for m in range(rows)]
+    outputs = [e.at(out, e.times(out_row, m)) for m in range(rows)]
+    group = e.loop(groups)
+    here = e.times(group.index, form.group_bytes)
+    first = e.times(group.index, form.group * FLOAT_BYTES)
+    words = e.loop(form.group // form.per_word, [same(0.0)] * (rows * blocks))
+    parts = list(words.carried)
+    at = e.at(here, e.times(words.index, form.word_bytes), form.head_bytes)
+    k = e.at(first, e.times(words.index, form.per_word * FLOAT_BYTES))
+    loaded = [form.read_word(e, e.at(start, at)) for start in starts]
+    for place in range(form.per_word):
+        each = [e.spread_at(e.at(row, k, place * FLOAT_BYTES)) for row in inputs]
+        for n, word in enumerate(loaded):
+            code = form.code(e, word, place)
+            for m in range(rows):
+                parts[m * blocks + n] = e.fma(code, each[m], parts[m * blocks + n])
+    parts = words.close(parts)
+    scales = [_read(e, form, e.at(start, here)) for start in starts]
+    for m in range(rows):
+        total = _total(e, form, totals[m], group.index) if form.biased else None
+        for n in range(blocks):
+            _add(e, parts[m * blocks + n], *scales[n], total, e.at(outputs[m], n * VECTOR))
+    group.close()
+
+
+def unpack(
+    form: Format,
+    blocks: int,
+    e: Emitter,
+    weights: Address,
+    block_bytes: Value,
+    groups: Value,
+    codes: Address,
+    scales: Address,
+) -> None:
+    """Write blocks out as floats, block beside block: their codes, and scales and biases by group."""
+    starts = [e.at(weights, e.times(block_bytes, n)) for n in range(blocks)]
+    group = e.loop(groups)
+    here = e.times(group.index, form.group_bytes)
+    target = e.at(codes, e.times(group.index, form.group * blocks * VECTOR))
+    words = e.loop(form.group // form.per_word)
+    at = e.at(here, e.times(words.index, form.word_bytes), form.head_bytes)
+    place_at = e.at(target, e.times(words.index, form.per_word * blocks * VECTOR))
+    for n, start in enumerate(starts):
+        word = form.read_word(e, e.at(start, at))
+        for place in range(form.per_word):
+            e.store(
+                form.code(e, word, place), e.at(place_at, (place * blocks + n) * VECTOR), VECTOR
+            )
+    words.close()
+    if form.scales != "none":
+        kept = e.at(scales, e.times(group.index, 2 * blocks * VECTOR))
+        for n, start in enumerate(starts):
+            scale, bias = _read(e, form, e.at(start, here))
+            e.store(scale, e.at(kept, n * VECTOR), VECTOR)
+            if bias is not None:
+                e.store(bias, e.at(kept, (blocks + n) * VECTOR), VECTOR)
+    group.close()
+
+
+def tile(
+    form: Format,
+    rows: int,
+    blocks: int,
+    e: Emitter,
+    codes: Address,
+    scales: Address,
+    groups: Value,
+    x: Address,
+    x_row: Value,
+    sums: Address,
+    sums_row: Value,
+    out: Address,
+    out_row: Value,
+) -> None:
+    """The same as `stream`, from codes that have been unpacked."""
+    unrolled = 4
+    inputs = [e.at(x, e.times(x_row, m)) for m in range(rows)]
+    totals = [e.at(sums, e.times(sums_row, m)) for m in range(rows)]
+    outputs = [e.at(out, e.times(out_row, m)) for m in range(rows)]
+    group = e.loop(groups)
+    source = e.at(codes, e.times(group.index, form.group * blocks * VECTOR))
+    first = e.times(group.index, form.group * FLOAT_BYTES)
+    inner = e.loop(form.group // unrolled, [same(0.0)] * (rows * blocks))
+    parts = list(inner.carried)
+    at = e.at(source, e.times(inner.index, unrolled * blocks * VECTOR))
+    k = e.at(first, e.times(inner.index, unrolled * FLOAT_BYTES))
+    for step in range(unrolled):
+        loaded = [
+            e.load(e.at(at, (step * blocks + n) * VECTOR), align=VECTOR) for n in range(blocks)
+        ]
+        for m in range(rows):
+            each = e.spread_at(e.at(inputs[m], k, step * FLOAT_BYTES))
+            for n in range(blocks):
+                parts[m * blocks + n] = e.fma(loaded[n], each, parts[m * blocks + n])
+    parts = inner.close(parts)
+    kept = e.at(scales, e.times(group.index, 2 * blocks * VECTOR))
+    read: list[tuple[Value | None, Value | None]] = []
+    for n in range(blocks):
+        scale = e.load(e.at(kept, n * VECTOR)) if form.scales != "none" else None
+        bias = e.load(e.at(kept, (blocks + n) * VECTOR)) if form.biased else None
+        read.append((scale, bias))
+    for m in range(rows):
+        total = _total(e, form, totals[m], group.index) if form.biased else None
+        for n in range(blocks):
+            _add(e, parts[m * blocks + n], *read[n], total, e.at(outputs[m], n * VECTOR))
+    group.close()
+
+
+def plain(
+    rows: int,
+    blocks: int,
+    e: Emitter,
+    columns: Address,
+    columns_row: Value,
+    count: Value,
+    x: Address,
+    x_row: Value,
+    out: Address,
+    out_row: Value,
+) -> None:
+    """Set `blocks` vectors of `rows` rows to their inputs times a matrix of floats, input after input."""
+    inputs = [e.at(x, e.times(x_row, m)) for m in range(rows)]
+    loop = e.loop(count, [same(0.0)] * (rows * blocks))
+    parts = list(loop.carried)
+    at = e.at(columns, e.times(loop.index, columns_row))
+    k = e.times(loop.index, FLOAT_BYTES)
+    loaded = [e.load(e.at(at, n * VECTOR)) for n in range(blocks)]
+    for m in range(rows):
+        each = e.spread_at(e.at(inputs[m], k))
+        for n in range(blocks):
+            parts[m * blocks + n] = e.fma(loaded[n], each, parts[m * blocks + n])
+    parts = loop.close(parts)
+    for m in range(rows):
+        for n in range(blocks):
+            e.store(parts[m * blocks + n], e.at(out, e.times(out_row, m), n * VECTOR))
+
+
+def _read(e: Emitter, form: Format, group: Address) -> tuple[Value | None, Value | None]:
+    scale = form.read_scale(e, group) if form.scales != "none" else None
+    bias = form.read_scale(e, e.at(group, form.scale_bytes)) if form.biased else None
+    return scale, bias
+
+
+def _total(e: Emitter, form: Format, sums: Address, group: Value) -> Value:
+    """The sum of a group's inputs."""
+    count = form.group // SUMS
+    first = e.at(sums, e.times(group, count * FLOAT_BYTES))
+    total = e.load(first, FLOAT)
+    for more in range(1, count):
+        total = e.builder.fadd(total, e.load(e.at(first, more * FLOAT_BYTES), FLOAT))
+    return e.spread(total)
+
+
+def _add(
+    e: Emitter,
+    part: Value,
+    scale: Value | None,
+    bias: Value | None,
+    total: Value | None,
+    out: Address,
+) -> None:
+    there = e.load(out)
+    added = e.builder.fadd(there, part) if scale is None else e.fma(scale, part, there)
+    if bias is not None:
+        added = e.fma(bias, total, added)
+    e.store(added, out)

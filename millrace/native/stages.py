@@ -1,0 +1,275 @@
+"""The stages of a forward pass. A stage is one thing done to all that there is, in units that any thread
+may take; what it needs lies in a record of integers, mostly addresses.
+
+A stage's function is given its record, the number of a unit and the number of the thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llvmlite import ir
+
+from millrace.native import products, rowwise
+from millrace.native.emit import FLOAT, INT, LANES, LONG, Emitter, Value, long, same
+from millrace.native.formats import Format
+from millrace.native.products import FLOAT_BYTES, VECTOR
+
+WORD = 8
+"""Bytes of a field of a record."""
+HEAD = ("function", "units", "taken", "waits")
+"""The fields every record begins with: what to call, how often, how often it has been called so far, and
+whether the next stage must wait until this one is done."""
+
+
+class Record:
+    """Named fields of a stage's record."""
+
+    def __init__(self, e: Emitter, address: Value, names: Sequence[str]) -> None:
+        self._e, self._address = e, address
+        self._places = {name: place for place, name in enumerate((*HEAD, *names))}
+
+    def __getattr__(self, name: str) -> Value:
+        return self._e.load(self._e.at(self._address, WORD * self._places[name]), LONG, WORD)
+
+    def number(self, name: str) -> Value:
+        """A field that holds the bits of a float."""
+        b = self._e.builder
+        return b.bitcast(b.trunc(getattr(self, name), INT), FLOAT)
+
+
+def entry(e: Emitter, table: Value, index: Value) -> Value:
+    """An integer of a table."""
+    return e.load(e.at(table, e.times(index, WORD)), LONG, WORD)
+
+
+NORM = ("x", "x_row", "chosen", "weight", "out", "out_row", "count", "eps", "sums", "sums_row")
+
+
+def norm(e: Emitter, record: Value, unit: Value, thread: Value) -> None:
+    """Norm a row, chosen by a table, and sum its groups."""
+    r = Record(e, record, NORM)
+    x = e.at(r.x, e.times(entry(e, r.chosen, unit), r.x_row))
+    out = e.at(r.out, e.times(unit, r.out_row))
+    rowwise.norm(e, x, r.weight, out, r.count, r.number("eps"))
+    rowwise.sums(e, out, e.at(r.sums, e.times(unit, r.sums_row)), _halved(e, r.count))
+
+
+GATE = ("gate", "up", "row", "out", "out_row", "count", "sums", "sums_row")
+
+
+def silu(e: Emitter, record: Value, unit: Value, thread: Value) -> None:
+    _gate(e, record, unit, rowwise.silu)
+
+
+def gelu(e: Emitter, record: Value, unit: Value, thread: Value) -> None:
+    _gate(e, record, unit, rowwise.gelu)
+
+
+PRODUCT = (
+    "weights", "block_bytes", "groups", "x", "x_row", "sums", "sums_row", "out", "out_row",
+    "rows", "start", "bias", "scratch", "scratch_bytes",
+)  # fmt: skip
+ZERO, KEEP, BIAS = range(3)
+"""What outputs start with: nothing, what is there, or the bias."""
+
+
+def streamed(
+    form: Format, rows: int, blocks: int, e: Emitter, record: Value, unit: Value, thread: Value
+) -> None:
+    """Some blocks of a product with few rows."""
+    r = Record(e, record, PRODUCT)
+    first = e.times(unit, blocks)
+    weights = e.at(r.weights, e.times(first, r.block_bytes))
+    out = e.at(r.out, e.times(first, VECTOR))
+    _begin(e, r, first, out, blocks, long(rows))
+    products.stream(
+        form, rows, blocks, e, weights, r.block_bytes, r.groups,
+        r.x, r.x_row, r.sums, r.sums_row, out, r.out_row,
+    )  # fmt: skip
+
+
+def tiled(
+    form: Format, rows: int, blocks: int, e: Emitter, record: Value, unit: Value, thread: Value
+) -> None:
+    """Some blocks of a product with many rows."""
+    r = Record(e, record, PRODUCT)
+    first = e.times(unit, blocks)
+    weights = e.at(r.weights, e.times(first, r.block_bytes))
+    out = e.at(r.out, e.times(first, VECTOR))
+    _begin(e, r, first, out, blocks, r.rows)
+    codes = e.at(r.scratch, e.times(thread, r.scratch_bytes))
+    scales = e.at(codes, e.times(r.groups, form.group * blocks * VECTOR))
+    groups = r.groups
+    products.unpack(form, blocks, e, weights, r.block_bytes, groups, codes, scales)
+    x, x_row, sums, sums_row, out_row = r.x, r.x_row, r.sums, r.sums_row, r.out_row
+    loop = e.loop(e.builder.sdiv(r.rows, long(rows)))
+    at = e.times(loop.index, rows)
+    products.tile(
+        form, rows, blocks, e, codes, scales, groups,
+        e.at(x, e.times(at, x_row)), x_row, e.at(sums, e.times(at, sums_row)), sums_row,
+        e.at(out, e.times(at, out_row)), out_row,
+    )  # fmt: skip
+    loop.close()
+
+
+EMBED = ("tokens", "weights", "block_bytes", "groups", "out", "out_row", "factor")
+
+
+def embedded(form: Format, e: Emitter, record: Value, unit: Value, thread: Value) -> None:
+    """A token's row of a packed matrix."""
+    b = e.builder
+    r = Record(e, record, EMBED)
+    token = entry(e, r.tokens, unit)
+    lane = b.and_(token, long(LANES - 1))
+    block = e.at(r.weights, e.times(b.lshr(token, long(4)), r.block_bytes))
+    out = e.at(r.out, e.times(unit, r.out_row))
+    factor = r.number("factor")
+    group = e.loop(r.groups)
+    start = e.at(block, e.times(group.index, form.group_bytes))
+    scale, bias = form.read_lane_scales(e, start, lane)
+    words = e.loop(form.group // form.per_word)
+    word = form.read_lane(
+        e, e.at(start, form.head_bytes, e.times(words.index, form.word_bytes)), lane
+    )
+    at = e.at(out, e.times(group.index, form.group * FLOAT_BYTES))
+    at = e.at(at, e.times(words.index, form.per_word * FLOAT_BYTES))
+    for place in range(form.per_word):
+        value = form.code(e, word, place)
+        if scale is not None:
+            value = b.fmul(value, scale) if bias is None else e.fma(value, scale, bias)
+        e.store(b.fmul(value, factor), e.at(at, place * FLOAT_BYTES))
+    words.close()
+    group.close()
+
+
+HEADS = (
+    "x", "x_row", "queries", "heads", "size", "half", "query_norm", "key_norm", "eps", "factor",
+    "cosines", "sines", "angle_row", "places", "rows", "keys", "values", "strides",
+)  # fmt: skip
+
+
+def headed(e: Emitter, record: Value, unit: Value, thread: Value) -> None:
+    """A token's queries, keys and values: normed, turned, and put where they belong."""
+    b = e.builder
+    r = Record(e, record, HEADS)
+    size, heads, queries = r.size, r.heads, r.queries
+    head_bytes = e.times(size, VECTOR)
+    x = e.at(r.x, e.times(unit, r.x_row))
+    keys_at = e.at(x, e.times(queries, head_bytes))
+    values_at = e.at(keys_at, e.times(heads, head_bytes))
+    place, row = entry(e, r.places, unit), entry(e, r.rows, unit)
+    turn = e.times(place, r.angle_row)
+    cosines, sines = e.at(r.cosines, turn), e.at(r.sines, turn)
+    eps, factor, half = r.number("eps"), r.number("factor"), r.half
+    for norm_at, first, count in ((r.query_norm, x, queries), (r.key_norm, keys_at, heads)):
+        loop = e.loop(count)
+        head = e.at(first, e.times(loop.index, head_bytes))
+        with b.if_then(b.icmp_signed("!=", norm_at, long(0))):
+            rowwise.norm(e, head, norm_at, head, size, eps)
+        rowwise.rotate(e, head, cosines, sines, half)
+        if first is x:
+            rowwise.copy(e, head, head, size, factor)
+        loop.close()
+    stride = entry(e, r.strides, row)
+    one = ir.Constant(FLOAT, 1.0)
+    for source, table in ((keys_at, r.keys), (values_at, r.values)):
+        target = e.at(entry(e, table, row), e.times(place, head_bytes))
+        loop = e.loop(heads)
+        at = e.at(source, e.times(loop.index, head_bytes))
+        rowwise.copy(e, at, e.at(target, e.times(loop.index, stride)), size, one)
+        loop.close()
+
+
+def driver(
+    e: Emitter,
+    program: Value,
+    stages: Value,
+    record_bytes: Value,
+    arrived: Value,
+    before: Value,
+    workers: Value,
+    thread: Value,
+    give_way: Value,
+) -> None:
+    """Run a program's stages, beside other threads that do the same.
+
+    `arrived` counts the threads that have come to the end of a stage, since the first program of all;
+    there had been `before` of them. `give_way` is the address of the system's own function by which a
+    thread lets others run.
+    """
+    b = e.builder
+    each = e.loop(stages)
+    record = e.at(program, e.times(each.index, record_bytes))
+    r = Record(e, record, ())
+    taken = b.inttoptr(e.at(record, WORD * HEAD.index("taken")), LONG.as_pointer())
+    kind = ir.FunctionType(ir.VoidType(), [LONG] * 3)
+    function = b.inttoptr(r.function, kind.as_pointer())
+    units = r.units
+    again, work, done = (b.append_basic_block(name) for name in ("again", "work", "done"))
+    b.branch(again)
+    b.position_at_end(again)
+    unit = b.atomic_rmw("add", taken, long(1), "monotonic")
+    b.cbranch(b.icmp_signed("<", unit, units), work, done)
+    b.position_at_end(work)
+    b.call(function, [record, unit, thread])
+    b.branch(again)
+    b.position_at_end(done)
+    with b.if_then(b.icmp_signed("!=", r.waits, long(0))):
+        _wait(e, arrived, b.add(before, e.times(r.waits, workers)), give_way)
+    each.close()
+
+
+def _wait(e: Emitter, arrived: Value, all_of_them: Value, give_way: Value) -> None:
+    b = e.builder
+    counter = b.inttoptr(arrived, LONG.as_pointer())
+    b.atomic_rmw("add", counter, long(1), "acq_rel")
+    look, tired, rest = (b.append_basic_block(name) for name in ("look", "tired", "rest"))
+    before = b.block
+    b.branch(look)
+    b.position_at_end(look)
+    looks = b.phi(LONG)
+    looks.add_incoming(long(0), before)
+    now = b.load_atomic(counter, "acquire", WORD, typ=LONG)
+    b.cbranch(b.icmp_signed("<", now, all_of_them), tired, rest)
+    b.position_at_end(tired)
+    more = b.add(looks, long(1))
+    # A thread that waits long may be on the core that another one needs.
+    with b.if_then(b.icmp_signed(">", more, long(_LOOKS))):
+        b.call(b.inttoptr(give_way, ir.FunctionType(INT, []).as_pointer()), [])
+    looks.add_incoming(more, b.block)
+    b.branch(look)
+    b.position_at_end(rest)
+
+
+_LOOKS = 20_000
+
+
+def _begin(e: Emitter, r: Record, first: Value, out: Value, blocks: int, rows: Value) -> None:
+    """Give outputs what they start with."""
+    b = e.builder
+    start, bias, out_row = r.start, e.at(r.bias, e.times(first, VECTOR)), r.out_row
+    for wanted in (ZERO, BIAS):
+        with b.if_then(b.icmp_signed("==", start, long(wanted))):
+            begin = [
+                same(0.0) if wanted == ZERO else e.load(e.at(bias, n * VECTOR))
+                for n in range(blocks)
+            ]
+            loop = e.loop(rows)
+            at = e.at(out, e.times(loop.index, out_row))
+            for n, value in enumerate(begin):
+                e.store(value, e.at(at, n * VECTOR))
+            loop.close()
+
+
+def _gate(e: Emitter, record: Value, unit: Value, activation: object) -> None:
+    assert callable(activation)
+    r = Record(e, record, GATE)
+    at = e.times(unit, r.row)
+    out = e.at(r.out, e.times(unit, r.out_row))
+    activation(e, e.at(r.gate, at), e.at(r.up, at), out, r.count)
+    rowwise.sums(e, out, e.at(r.sums, e.times(unit, r.sums_row)), _halved(e, r.count))
+
+
+def _halved(e: Emitter, count: Value) -> Value:
+    return e.builder.lshr(count, long(1))
