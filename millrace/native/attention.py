@@ -80,74 +80,74 @@ def attended(rows: int, blocks: int, e: Emitter, record: Value, unit: Value, thr
     size, group, window = r.size, r.group, r.window
     head_bytes = e.times(size, VECTOR)
     own = _Scratch(e, e.at(r.scratch, e.times(thread, r.scratch_bytes)), head_bytes)
-    queries = b.mul(item.count, group)
     _gather(e, r, item, own, size, head_bytes)
     apart = e.times(item.head, entry(e, r.strides, item.row))
     keys = e.at(entry(e, r.keys, item.row), apart)
     values = e.at(entry(e, r.values, item.row), apart)
-    tiles = b.sdiv(b.add(queries, long(rows - 1)), long(rows))
+    queries = b.mul(item.count, group)
     end = b.add(item.place, item.count)
-    each = e.loop(b.sub(item.last, item.first))
-    base = e.times(b.add(each.index, item.first), BLOCK)
-    left = b.sub(end, base)
-    count = b.select(b.icmp_signed("<", left, long(BLOCK)), left, long(BLOCK))
-    _turn_keys(e, e.at(keys, e.times(base, head_bytes)), own, count, size, head_bytes)
-    here = e.at(values, e.times(base, head_bytes))
-    tile = e.loop(tiles)
-    first = e.times(tile.index, rows)
-    strips = e.loop(b.sdiv(b.add(count, long(LANES * blocks - 1)), long(LANES * blocks)))
-    at = e.times(strips.index, blocks * VECTOR)
-    products.plain(
-        rows, blocks, e, e.at(own.keys, at), long(_SCORES), e.times(size, LANES),
-        e.at(own.queries, e.times(first, head_bytes)), head_bytes, e.at(own.scores, at), long(_SCORES),
-    )  # fmt: skip
-    strips.close()
-    vectors = b.sdiv(b.add(count, long(LANES - 1)), long(LANES))
+    # Blocks that lie before the window of the first token are seen by none.
+    seen = b.sub(b.add(item.place, long(1)), window)
+    seen = b.select(b.icmp_signed(">", window, long(0)), _most(e, seen, long(0)), long(0))
+    start = _most(e, b.sdiv(seen, long(BLOCK)), item.first)
+    with b.if_then(b.icmp_signed("<", start, item.last)):
+        each = e.loop(b.sub(item.last, start))
+        base = e.times(b.add(each.index, start), BLOCK)
+        count = _least(e, b.sub(end, base), long(BLOCK))
+        _turn_keys(e, e.at(keys, e.times(base, head_bytes)), own, count, size, head_bytes)
+        here = e.at(values, e.times(base, head_bytes))
+        tiles = e.loop(b.sdiv(b.add(queries, long(rows - 1)), long(rows)))
+        first = e.times(tiles.index, rows)
 
-    def bounds(index: Value) -> tuple[Value, Value, Value]:
-        """From where to where a query of the tile looks in this block, and whether it does."""
-        query = b.add(first, index)
-        high = b.sub(b.add(b.add(item.place, b.sdiv(query, group)), long(1)), base)
-        low = b.select(b.icmp_signed(">", window, long(0)), b.sub(high, window), long(0))
-        low = b.select(b.icmp_signed(">", low, long(0)), low, long(0))
-        high = b.select(b.icmp_signed("<", high, count), high, count)
-        looks = b.and_(b.icmp_signed("<", query, queries), b.icmp_signed("<", low, high))
-        return low, high, looks
+        def bounds(index: Value) -> tuple[Value, Value, Value]:
+            """From where to where a query of the tile looks in this block, and whether it does."""
+            query = b.add(first, index)
+            high = b.sub(b.add(b.add(item.place, b.sdiv(query, group)), long(1)), base)
+            low = b.select(b.icmp_signed(">", window, long(0)), b.sub(high, window), long(0))
+            low, high = _most(e, low, long(0)), _least(e, high, count)
+            looks = b.and_(b.icmp_signed("<", query, queries), b.icmp_signed("<", low, high))
+            return low, high, looks
 
-    each_row = e.loop(rows)
-    low, high, looks = bounds(each_row.index)
-    scores = e.at(own.scores, e.times(each_row.index, _SCORES))
-    with b.if_then(looks):
-        stats = e.at(own.part_stats, e.times(each_row.index, _STATS))
-        rowwise.softmax(e, scores, vectors, low, high, stats)
-    each_row.close()
-    strips = e.loop(b.sdiv(size, long(blocks)))
-    at = e.times(strips.index, blocks * VECTOR)
-    products.plain(
-        rows, blocks, e, e.at(here, at), head_bytes, count,
-        own.scores, long(_SCORES), e.at(own.part, at), head_bytes,
-    )  # fmt: skip
-    strips.close()
-    each_row = e.loop(rows)
-    _, _, looks = bounds(each_row.index)
-    with b.if_then(looks):
-        query = b.add(first, each_row.index)
-        rowwise.merge(
-            e,
-            e.at(own.out, e.times(query, head_bytes)),
-            e.at(own.stats, e.times(query, _STATS)),
-            e.at(own.part, e.times(each_row.index, head_bytes)),
-            e.at(own.part_stats, e.times(each_row.index, _STATS)),
-            size,
-        )
-    each_row.close()
-    tile.close()
-    each.close()
-    whole = b.icmp_signed("<", item.slot, long(0))
-    with b.if_else(whole) as (then, otherwise):
-        with then:
+        strips = e.loop(b.sdiv(b.add(count, long(LANES * blocks - 1)), long(LANES * blocks)))
+        at = e.times(strips.index, blocks * VECTOR)
+        mine = e.at(own.queries, e.times(first, head_bytes))
+        products.plain(
+            rows, blocks, e, e.at(own.keys, at), long(_SCORES), e.times(size, LANES),
+            mine, head_bytes, e.at(own.scores, at), long(_SCORES),
+        )  # fmt: skip
+        strips.close()
+        row = e.loop(rows)
+        low, high, looks = bounds(row.index)
+        with b.if_then(looks):
+            scores = e.at(own.scores, e.times(row.index, _SCORES))
+            stats = e.at(own.part_stats, e.times(row.index, _STATS))
+            vectors = b.sdiv(b.add(count, long(LANES - 1)), long(LANES))
+            rowwise.softmax(e, scores, vectors, low, high, stats)
+        row.close()
+        strips = e.loop(b.sdiv(size, long(blocks)))
+        at = e.times(strips.index, blocks * VECTOR)
+        products.plain(
+            rows, blocks, e, e.at(here, at), head_bytes, count,
+            own.scores, long(_SCORES), e.at(own.part, at), head_bytes,
+        )  # fmt: skip
+        strips.close()
+        row = e.loop(rows)
+        _, _, looks = bounds(row.index)
+        with b.if_then(looks):
+            query = b.add(first, row.index)
+            out, stats = e.times(query, head_bytes), e.times(query, _STATS)
+            part, part_stats = e.times(row.index, head_bytes), e.times(row.index, _STATS)
+            rowwise.merge(
+                e, e.at(own.out, out), e.at(own.stats, stats),
+                e.at(own.part, part), e.at(own.part_stats, part_stats), size,
+            )  # fmt: skip
+        row.close()
+        tiles.close()
+        each.close()
+    with b.if_else(b.icmp_signed("<", item.slot, long(0))) as (whole, part_of_it):
+        with whole:
             _finish(e, r, item, own.out, own.stats, size, head_bytes)
-        with otherwise:
+        with part_of_it:
             _set_aside(e, r, item, own, queries, size, head_bytes)
 
 
@@ -171,17 +171,22 @@ def merged(e: Emitter, record: Value, unit: Value, thread: Value) -> None:
     _clear(e, out, stats, size)
     each = e.loop(b.sub(item.last, item.first))
     slot = e.at(e.times(b.add(item.first, each.index), MOST_SPLIT), loop.index)
-    rowwise.merge(
-        e,
-        out,
-        stats,
-        e.at(parts, e.times(slot, head_bytes)),
-        e.at(part_stats, e.times(slot, _STATS)),
-        size,
-    )
+    with_ = e.at(part_stats, e.times(slot, _STATS))
+    # A block that the window hides has no largest score.
+    seen = b.fcmp_ordered(">", e.load(with_, FLOAT), ir.Constant(FLOAT, float("-inf")))
+    with b.if_then(seen):
+        rowwise.merge(e, out, stats, e.at(parts, e.times(slot, head_bytes)), with_, size)
     each.close()
     loop.close()
     _finish(e, r, item, own.out, own.stats, size, head_bytes)
+
+
+def _most(e: Emitter, one: Value, two: Value) -> Value:
+    return e.builder.select(e.builder.icmp_signed(">", one, two), one, two)
+
+
+def _least(e: Emitter, one: Value, two: Value) -> Value:
+    return e.builder.select(e.builder.icmp_signed("<", one, two), one, two)
 
 
 def _gather(

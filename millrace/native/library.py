@@ -54,7 +54,14 @@ def shared() -> Code:
         "attended4": partial(attention.attended, 4, blocks),
         "driver": stages.driver,
     }
-    for body in (stages.norm, stages.silu, stages.gelu, stages.headed, attention.merged):
+    for body in (
+        stages.norm,
+        stages.added,
+        stages.silu,
+        stages.gelu,
+        stages.headed,
+        attention.merged,
+    ):
         kernels[body.__name__] = body
     return compile_kernels("shared", kernels)
 

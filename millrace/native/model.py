@@ -35,7 +35,7 @@ class NativeModel:
         self._size = Capacity()
         self._tables: Tables | None = None
         self._buffers: Buffers | None = None
-        self._angles: tuple[Array, Array] | None = None
+        self._angles: list[tuple[Array, Array]] = []
         self._programs: dict[tuple[int, int, bool], Program] = {}
 
     def parameters(self) -> dict[str, Any]:
@@ -136,7 +136,7 @@ class NativeModel:
         self._tables = Tables(layers, size.tokens, size.rows, max(size.items, size.merges))
         self._buffers = Buffers(plan, size.tokens, size.logits, size.items, self._pool.threads)
         if size.places != self._size.places:
-            self._angles = plan.angles.table(size.places)
+            self._angles = [angles.table(size.places) for angles in plan.angles]
         self._size = size
 
 

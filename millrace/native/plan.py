@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx_lm.models import llama, qwen2, qwen3
+from mlx_lm.models import gemma3_text, llama, qwen2, qwen3
 from mlx_lm.models.rope_utils import Llama3RoPE, SuScaledRoPE, YarnRoPE
 
 from millrace.native.emit import LANES
-from millrace.native.packing import Array, Packed, Unsupported, floats, pack
+from millrace.native.packing import SIDE_BY_SIDE, Array, Packed, Unsupported, floats, pack
 
 _WHOLE = 2 * LANES
 """Heads and rows come in multiples of this."""
@@ -22,7 +22,7 @@ _WHOLE = 2 * LANES
 class Angles:
     """How far positions turn a head's pairs."""
 
-    per_place: Array
+    per_place: tuple[float, ...]
     factor: float
 
     def table(self, places: int) -> tuple[Array, Array]:
@@ -41,11 +41,15 @@ class LayerPlan:
     key_norm: Array | None
     window: int
     """How many keys a query looks back at; 0 for all."""
+    angles: int
+    """Which of the plan's angles are its own."""
     out: Packed
+    out_norm: Array | None
     feed_norm: Array
     gate: Packed
     up: Packed
     down: Packed
+    down_norm: Array | None
 
 
 @dataclass(frozen=True)
@@ -56,8 +60,10 @@ class Plan:
     head_size: int
     scale: float
     eps: float
-    angles: Angles
+    angles: list[Angles]
+    activation: Literal["silu", "gelu"]
     embedding: Packed
+    embedding_factor: float
     head: Packed
     layers: list[LayerPlan]
     norm: Array
@@ -81,65 +87,93 @@ class Plan:
 
 def check(model: Any) -> None:
     """Raise Unsupported unless the model can be planned; takes nothing from it."""
-    if type(model) not in (llama.Model, qwen2.Model, qwen3.Model):
+    if type(model) not in (llama.Model, qwen2.Model, qwen3.Model, gemma3_text.Model):
         raise Unsupported(f"its architecture is {getattr(model, 'model_type', type(model))}")
     args = model.args
     attention = model.layers[0].self_attn
     size = _head_size(attention)
-    if size % _WHOLE or args.hidden_size % _WHOLE or args.intermediate_size % _WHOLE:
-        raise Unsupported("its rows or heads have no whole number of vectors")
-    for width in (attention.n_heads * size, attention.n_kv_heads * size, args.intermediate_size):
-        if width % (4 * LANES):
-            raise Unsupported("its layers have no whole number of blocks")
-    if args.hidden_size % (4 * LANES):
-        raise Unsupported("its layers have no whole number of blocks")
-    _angles(attention.rope, size)
+    if size % _WHOLE:
+        raise Unsupported(f"its heads have {size} numbers")
+    widths = (args.hidden_size, args.intermediate_size, attention.n_kv_heads * size)
+    if any(width % SIDE_BY_SIDE for width in (*widths, attention.n_heads * size)):
+        raise Unsupported(f"its layers' widths are no multiples of {SIDE_BY_SIDE}")
+    for layer in model.layers:
+        _angles(layer.self_attn.rope, size)
 
 
 def plan(model: Any) -> Plan:
     """Pack a model's weights. The model's own are let go of, layer by layer."""
     check(model)
     inner, attention = model.model, model.layers[0].self_attn
+    size = _head_size(attention)
+    gemma = type(model) is gemma3_text.Model
+    ropes = [_angles(layer.self_attn.rope, size) for layer in inner.layers]
+    angles = list(dict.fromkeys(ropes))
+    factor = 1.0
+    if gemma:
+        # The model rounds it, so that is part of it.
+        factor = float(mx.array(model.args.hidden_size**0.5, mx.bfloat16).astype(mx.float32))
     embedding = pack(inner.embed_tokens)
-    tied = "lm_head" not in model
     return Plan(
         hidden=model.args.hidden_size,
         queries=attention.n_heads,
         heads=attention.n_kv_heads,
-        head_size=_head_size(attention),
+        head_size=size,
         scale=float(attention.scale),
         eps=float(model.args.rms_norm_eps),
-        angles=_angles(attention.rope, _head_size(attention)),
+        angles=angles,
+        activation="gelu" if gemma else "silu",
         embedding=embedding,
-        head=embedding if tied else pack(model.lm_head),
-        layers=[_layer(layer, inner) for layer in inner.layers],
-        norm=floats(inner.norm.weight),
+        embedding_factor=factor,
+        head=pack(model.lm_head) if "lm_head" in model else embedding,
+        layers=[
+            _layer(layer, _window(model, number), angles.index(ropes[number]))
+            for number, layer in enumerate(inner.layers)
+        ],
+        norm=_norm(inner.norm),
     )
 
 
-def _layer(layer: Any, inner: Any) -> LayerPlan:
+def _layer(layer: Any, window: int, angles: int) -> LayerPlan:
     attention, feed = layer.self_attn, layer.mlp
     normed = "q_norm" in attention
-    sliding = getattr(layer, "use_sliding", False)
+    # With four norms to a layer, the second is of what attention gives and not of what it leaves.
+    four = "pre_feedforward_layernorm" in layer
+    before_feed = layer.pre_feedforward_layernorm if four else layer.post_attention_layernorm
     return LayerPlan(
-        norm=floats(layer.input_layernorm.weight),
+        norm=_norm(layer.input_layernorm),
         queries=pack(attention.q_proj),
         keys=pack(attention.k_proj),
         values=pack(attention.v_proj),
-        query_norm=floats(attention.q_norm.weight) if normed else None,
-        key_norm=floats(attention.k_norm.weight) if normed else None,
-        window=inner.sliding_window if sliding else 0,
+        query_norm=_norm(attention.q_norm) if normed else None,
+        key_norm=_norm(attention.k_norm) if normed else None,
+        window=window,
+        angles=angles,
         out=pack(attention.o_proj),
-        feed_norm=floats(layer.post_attention_layernorm.weight),
+        out_norm=_norm(layer.post_attention_layernorm) if four else None,
+        feed_norm=_norm(before_feed),
         gate=pack(feed.gate_proj),
         up=pack(feed.up_proj),
         down=pack(feed.down_proj),
+        down_norm=_norm(layer.post_feedforward_layernorm) if four else None,
     )
 
 
+def _window(model: Any, number: int) -> int:
+    if type(model) is gemma3_text.Model:
+        pattern = model.args.sliding_window_pattern
+        return 0 if number % pattern == pattern - 1 else int(model.args.sliding_window)
+    sliding = getattr(model.layers[number], "use_sliding", False)
+    return int(model.model.sliding_window) if sliding else 0
+
+
+def _norm(layer: Any) -> Array:
+    weight = floats(layer.weight)
+    return weight + np.float32(1) if type(layer) is gemma3_text.RMSNorm else weight
+
+
 def _head_size(attention: Any) -> int:
-    projection = attention.q_proj
-    return int(projection["weight"].shape[0]) // int(attention.n_heads)
+    return int(attention.q_proj["weight"].shape[0]) // int(attention.n_heads)
 
 
 def _angles(rope: Any, head_size: int) -> Angles:
@@ -148,8 +182,9 @@ def _angles(rope: Any, head_size: int) -> Angles:
         raise Unsupported("its positions are of a kind that is not known here")
     if type(rope) is nn.RoPE:
         base = rope.base ** (np.arange(0, dims, 2, dtype=np.float64) / dims)
-        return Angles(rope.scale / base, 1.0)
+        return Angles(tuple(rope.scale / base), 1.0)
     if type(rope) in (Llama3RoPE, SuScaledRoPE, YarnRoPE):
         factor = getattr(rope, "mscale", getattr(rope, "_scale", 1.0))
-        return Angles(1.0 / np.array(rope._freqs.astype(mx.float32), np.float64), float(factor))
+        periods = np.array(rope._freqs.astype(mx.float32), np.float64)
+        return Angles(tuple(1.0 / periods), float(factor))
     raise Unsupported("its positions are of a kind that is not known here")

@@ -70,7 +70,11 @@ class Writer:
     """Writes the records of one pass."""
 
     def __init__(
-        self, plan: Plan, buffers: Buffers, tables: Tables, angles: tuple[Array, Array]
+        self,
+        plan: Plan,
+        buffers: Buffers,
+        tables: Tables,
+        angles: list[tuple[Array, Array]],
     ) -> None:
         self._plan, self._buffers, self._tables, self._angles = plan, buffers, tables, angles
         self._records: list[list[int]] = []
@@ -91,13 +95,13 @@ class Writer:
                 column += matrix.outputs
             self._heads(number, layer, tokens)
             self._attend(number, layer, few)
-            self._product(layer.out, buffers.attended, buffers.x, padded, start=stages.KEEP)
+            self._branch(layer.out, buffers.attended, layer.out_norm, tokens)
             self._norm(layer.feed_norm, tokens)
             half = plan.intermediate
             self._product(layer.gate, buffers.normed, buffers.fed, padded, last=False)
             self._product(layer.up, buffers.normed, buffers.fed[:, half:], padded)
             self._gate(tokens)
-            self._product(layer.down, buffers.active, buffers.x, padded, start=stages.KEEP)
+            self._branch(layer.down, buffers.active, layer.down_norm, tokens)
         if logits:
             self._norm(plan.norm, logits)
             self._product(plan.head, buffers.normed, buffers.logits, library.padded_rows(logits))
@@ -120,10 +124,27 @@ class Writer:
             "block_bytes": matrix.block_bytes,
             "groups": matrix.groups,
             **_out("out", self._buffers.x),
-            "factor": _bits(1.0),
+            "factor": _bits(self._plan.embedding_factor),
         }
         function = library.of_format(matrix.form).address["embedded"]
         self._stage(function, tokens, fields, stages.EMBED)
+
+    def _branch(self, matrix: Packed, x: Array, weight: Array | None, tokens: int) -> None:
+        """Add to the rows what a branch of the layer ends with, normed first where there is a norm."""
+        buffers = self._buffers
+        padded = library.padded_rows(tokens)
+        if weight is None:
+            self._product(matrix, x, buffers.x, padded, start=stages.KEEP)
+            return
+        self._product(matrix, x, buffers.normed, padded)
+        fields = {
+            **_out("x", buffers.normed),
+            "weight": _at(weight),
+            **_out("out", buffers.x),
+            "count": self._plan.hidden // 16,
+            "eps": _bits(self._plan.eps),
+        }
+        self._stage(library.shared().address["added"], tokens, fields, stages.ADDED)
 
     def _norm(self, weight: Array, count: int) -> None:
         buffers = self._buffers
@@ -145,8 +166,8 @@ class Writer:
             function, blocks = code[f"streamed{rows}"], library.streamed_blocks(rows)
         else:
             function, blocks = code["tiled"], library.tile_shape()[1]
-        if matrix.bias is not None and start == stages.ZERO:
-            start = stages.BIAS
+        if matrix.bias is not None:
+            start = stages.BIAS if start == stages.ZERO else stages.KEEP_BIAS
         scratch = self._buffers.scratch
         fields = {
             "weights": _at(matrix.data),
@@ -165,7 +186,7 @@ class Writer:
 
     def _heads(self, number: int, layer: LayerPlan, tokens: int) -> None:
         plan, tables = self._plan, self._tables
-        cosines, sines = self._angles
+        cosines, sines = self._angles[layer.angles]
         fields = {
             **_out("x", self._buffers.heads),
             "queries": plan.queries,
@@ -222,7 +243,7 @@ class Writer:
             "count": half // 16,
             **_out("sums", buffers.sums),
         }
-        self._stage(library.shared().address["silu"], tokens, fields, stages.GATE)
+        self._stage(library.shared().address[self._plan.activation], tokens, fields, stages.GATE)
 
 
 def _floats(rows: int, width: int) -> Array:

@@ -48,6 +48,14 @@ def copy(e: Emitter, x: Address, out: Address, count: Value, factor: Value) -> N
     loop.close()
 
 
+def add(e: Emitter, x: Address, out: Address, count: Value) -> None:
+    """Add to what is there."""
+    loop = e.loop(count)
+    at = e.times(loop.index, VECTOR)
+    e.store(e.builder.fadd(e.load(e.at(out, at)), e.load(e.at(x, at))), e.at(out, at))
+    loop.close()
+
+
 def divide(e: Emitter, x: Address, by: Address, out: Address, count: Value) -> None:
     """Copy, divided by the float at an address."""
     factor = e.spread_at(by)

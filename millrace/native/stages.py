@@ -55,6 +55,17 @@ def norm(e: Emitter, record: Value, unit: Value, thread: Value) -> None:
     rowwise.sums(e, out, e.at(r.sums, e.times(unit, r.sums_row)), _halved(e, r.count))
 
 
+ADDED = ("x", "x_row", "weight", "out", "out_row", "count", "eps")
+
+
+def added(e: Emitter, record: Value, unit: Value, thread: Value) -> None:
+    """Norm a row, and add it to another."""
+    r = Record(e, record, ADDED)
+    x = e.at(r.x, e.times(unit, r.x_row))
+    rowwise.norm(e, x, r.weight, x, r.count, r.number("eps"))
+    rowwise.add(e, x, e.at(r.out, e.times(unit, r.out_row)), r.count)
+
+
 GATE = ("gate", "up", "row", "out", "out_row", "count", "sums", "sums_row")
 
 
@@ -70,8 +81,8 @@ PRODUCT = (
     "weights", "block_bytes", "groups", "x", "x_row", "sums", "sums_row", "out", "out_row",
     "rows", "start", "bias", "scratch", "scratch_bytes",
 )  # fmt: skip
-ZERO, KEEP, BIAS = range(3)
-"""What outputs start with: nothing, what is there, or the bias."""
+ZERO, KEEP, BIAS, KEEP_BIAS = range(4)
+"""What outputs start with: nothing, what is there, the bias, or what is there and the bias."""
 
 
 def streamed(
@@ -249,16 +260,17 @@ def _begin(e: Emitter, r: Record, first: Value, out: Value, blocks: int, rows: V
     """Give outputs what they start with."""
     b = e.builder
     start, bias, out_row = r.start, e.at(r.bias, e.times(first, VECTOR)), r.out_row
-    for wanted in (ZERO, BIAS):
+    for wanted in (ZERO, BIAS, KEEP_BIAS):
         with b.if_then(b.icmp_signed("==", start, long(wanted))):
             begin = [
                 same(0.0) if wanted == ZERO else e.load(e.at(bias, n * VECTOR))
                 for n in range(blocks)
             ]
             loop = e.loop(rows)
-            at = e.at(out, e.times(loop.index, out_row))
+            row = e.at(out, e.times(loop.index, out_row))
             for n, value in enumerate(begin):
-                e.store(value, e.at(at, n * VECTOR))
+                at = e.at(row, n * VECTOR)
+                e.store(b.fadd(e.load(at), value) if wanted == KEEP_BIAS else value, at)
             loop.close()
 
 
