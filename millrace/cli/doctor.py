@@ -30,7 +30,12 @@ GIB = 1024**3
 
 _SLOW_GFLOPS = 5.0
 _LOW_DISK = 2 * GIB
-_WEIGHTS = {"f32": "float32", "keep": "as stored", "bf16": "bfloat16"}
+_WEIGHTS = {
+    "packed": "as stored, by our own kernels",
+    "f32": "float32",
+    "keep": "as stored",
+    "bf16": "bfloat16",
+}
 _INSTALL_MLX = (
     "pip install 'millrace[cpu]' on Linux, 'millrace[cuda13]' for an NVIDIA GPU, "
     "'millrace' on a Mac"
@@ -153,6 +158,11 @@ def probe_problems(probe: Probe, backend: str) -> list[str]:
             "MLX has its CUDA back-end but sees no GPU. Check that nvidia-smi lists one, "
             "and that the driver is new enough for this CUDA version."
         )
+    if device.kind == "cpu" and probe.kernels is None:
+        found.append(
+            "llvmlite is missing, so models run in float32, several times slower and larger: "
+            "pip install llvmlite."
+        )
     if blas.problem:
         found.append(blas.problem)
     elif device.kind == "cpu" and not blas.fast:
@@ -268,9 +278,12 @@ def rows(report: Report) -> list[tuple[str, str]]:
             ("memory", memory),
             ("BLAS", " ".join(filter(None, (blas.kind, blas.detail and f"({blas.detail})")))),
             ("BLAS library", blas.path or "none"),
-            ("weights (auto)", _WEIGHTS.get(probe.weights, probe.weights)),
+            ("weights (auto)", _WEIGHTS["packed" if probe.kernels else probe.weights]),
             (f"matmul {probe.dtype}", f"{probe.gflops:,.1f} GFLOP/s"),
         ]
+        if (own := probe.kernels) is not None:
+            rate = f"{own.weights / 1e9:,.1f} billion 4-bit weights a second"
+            lines.append(("CPU kernels", f"{own.vectors} ({own.processor}), {rate}"))
     disk = "unknown" if report.disk_free is None else f"{report.disk_free / GIB:.1f} GiB"
     return [
         *lines,

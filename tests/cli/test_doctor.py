@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from millrace.cli import doctor
 from millrace.models.blas import Blas
-from millrace.models.device import GIB, Device, Probe
+from millrace.models.device import GIB, Device, Kernels, Probe
 
 
 def probe(**changes: object) -> Probe:
@@ -24,6 +24,7 @@ def probe(**changes: object) -> Probe:
         weights="f32",
         dtype="float32",
         gflops=70.0,
+        kernels=Kernels("a processor", "AVX2", 2e10),
     )
     return msgspec.structs.replace(good, **changes)
 
@@ -42,6 +43,7 @@ def test_a_good_probe_has_no_problems() -> None:
         (probe(blas=Blas(kind="reference", problem="It is slow: install X.")), "cpu", "install X"),
         (probe(blas=Blas(kind="reference", detail="off")), "cpu", "Unset MILLRACE_BLAS"),
         (probe(gflops=1.5), "cpu", "1.5 GFLOP/s"),
+        (probe(kernels=None), "cpu", "llvmlite is missing"),
         (probe(), "cuda", "nvidia-smi"),
     ],
 )
