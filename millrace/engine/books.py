@@ -176,6 +176,15 @@ class Job:
         asked = self.request.prompt_logprobs is not None and not self.quiet
         return asked and not self.seats[0].tokens
 
+    def narrow(self, width: int, number: int, now: float) -> Job:
+        """Keep so many rows; the others become a prompt of their own that comes now."""
+        rest = Job(number, self.request, self.seats[width:], self.tokens, now)
+        rest.quiet = True
+        rest.known = self.known
+        rest.pauses = list(self.pauses)
+        self.seats = self.seats[:width]
+        return rest
+
     def progress(self) -> Prefilled:
         prompt = len(self.request.prompt)
         cached, written = min(prompt, self.cached), min(prompt, self.written)

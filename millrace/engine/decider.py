@@ -15,22 +15,21 @@ import msgspec
 
 from millrace.cache.index import PrefixIndex
 from millrace.cache.residency import Operations
-from millrace.engine.books import Job, Phase, Seat, Stage, grouped
+from millrace.engine.books import Job, Phase, Seat, Stage
 from millrace.engine.cache_use import CacheUse
 from millrace.engine.latency_model import LatencyModel
 from millrace.engine.learning import Learning
 from millrace.engine.memory import NOTHING, Budget
 from millrace.engine.quarantine import Quarantine
+from millrace.engine.requests import Draft, Requests
 from millrace.engine.scheduler import Scheduler
 from millrace.engine.shapes import Shapes
 from millrace.engine.speculation import Speculation
 from millrace.engine.turn import (
-    Admit,
     Begin,
     Chunk,
     Drop,
     Finish,
-    Forget,
     Forward,
     Join,
     Outcome,
@@ -43,7 +42,6 @@ from millrace.engine.turn import (
     Turn,
     TurnOperation,
 )
-from millrace.protocol import Abort, AbortChoice, CacheQuery, Failed, Submit, ToEngine
 
 log = logging.getLogger("millrace.engine")
 
@@ -80,15 +78,17 @@ class Decider:
         self._cache = cache
         self._trimmable = trimmable
         self._latency = LatencyModel(settings.chunk, settings.max_stall)
+        numbers = itertools.count(1)
         self._scheduler = Scheduler(
             settings.max_running,
             self._latency,
             budget,
             shapes,
             self._begin,
-            self._narrow,
+            numbers,
             settings.burst,
         )
+        self._requests = Requests(self._scheduler, budget, cache, numbers)
         self._speculation = (
             Speculation(settings.speculate, self._latency) if settings.speculate else None
         )
@@ -96,13 +96,8 @@ class Decider:
         self._guessing = False
         """The last step had guesses: how far its rows have come is known when it has been read."""
         self._quarantine = Quarantine()
-        self._numbers = itertools.count(1)
         self._turns = itertools.count(1)
-        self._turn = Turn(0)
-        self._out: Operations = []
-        """What is to be done in the turn, as far as it is decided."""
-        self._now = 0.0
-        self._seats: dict[int, Seat] = {}
+        self._draft = Draft(Turn(0))
         self._running: list[Seat] = []
         self._size = NOTHING
         self._chunk: list[tuple[Job, int]] = []
@@ -116,7 +111,7 @@ class Decider:
 
     @property
     def busy(self) -> bool:
-        return bool(self._seats or self._drawn or self._chunk)
+        return bool(self._requests.seats or self._drawn or self._chunk)
 
     @property
     def stuck(self) -> bool:
@@ -160,41 +155,40 @@ class Decider:
                 (j.number, j.stage.name, j.done, j.cached, j.hit, [s.number for s in j.seats])
                 for j in self._scheduler.jobs()
             ],
-            sorted(self._seats),
+            sorted(self._requests.seats),
             self._size,
         )
 
     # The decision
 
     def decide(self, seen: Seen) -> Turn:
-        self._now = seen.now
-        self._turn, self._out = Turn(next(self._turns)), []
+        self._draft = draft = Draft(Turn(next(self._turns)), seen.now)
         self._learn(seen.outcome)
         if self._cache is not None:
             jobs = list(self._scheduler.jobs())
-            self._cache.observe(seen.disk, jobs, self._out, self._now)
+            self._cache.observe(seen.disk, jobs, self._draft.out, self._draft.now)
         for message in seen.messages:
-            self._receive(message)
+            self._requests.receive(message, draft)
         self._leave()
-        self._scheduler.open(self._running, self._now)
-        for job in self._scheduler.joining(self._running, self._now):
+        self._scheduler.open(self._running, self._draft.now)
+        for job in self._scheduler.joining(self._running, self._draft.now):
             self._join(job)
         self._step()
         self._next_chunk()
         if self._cache is not None:
             idle = not self.busy
-            self.again = self._cache.index.tick(self._out, self._now, idle=idle)
-        self._turn.operations = cast("list[TurnOperation]", self._out)
-        return self._turn
+            self.again = self._cache.index.tick(self._draft.out, self._draft.now, idle=idle)
+        draft.turn.operations = cast("list[TurnOperation]", draft.out)
+        return draft.turn
 
     # What the last turn brought
 
     def _learn(self, outcome: Outcome) -> None:
         for failed in outcome.failed:
             assert failed.id is not None
-            self._abort(failed.id, None)
+            self._requests.abort(failed.id, None, self._draft)
         for result in outcome.rows:
-            self._take(self._seats[result.row], result)
+            self._take(self._requests.seats[result.row], result)
         if outcome.step_fault is not None:
             self._step_fault(outcome.step_fault)
         elif outcome.rows:
@@ -211,31 +205,15 @@ class Decider:
         if seat.phase is Phase.RUNNING and self._guessing:
             seat.held += result.advanced
         if result.problem is not None:
-            self._fail(seat.request.id, result.problem)
+            self._requests.fail(seat.request.id, result.problem, self._draft)
         elif result.finish is not None:
-            self._end(seat)
+            self._requests.end(seat)
         elif seat.phase is Phase.LEFT and not seat.unread:
             if seat.left > 0:
-                self._requeue(seat)
+                self._requests.requeue(seat, self._draft)
             else:
-                self._out.append(Finish(seat.number, "length"))
-                self._end(seat)
-
-    def _end(self, seat: Seat) -> None:
-        """No token of it counts any more; it leaves the batch, if it is there, when it can."""
-        if seat.phase is not Phase.RUNNING:
-            self._seats.pop(seat.number, None)
-        seat.phase = Phase.ENDED
-
-    def _fail(self, request: int, problem: str) -> None:
-        self._abort(request, None)
-        self._turn.refused.append(Failed("request_failed", problem, request))
-
-    def _requeue(self, seat: Seat) -> None:
-        """A row that had to leave comes back with all that it has."""
-        seat.phase, seat.held = Phase.QUEUED, 0
-        tokens = [*seat.request.prompt, *seat.tokens]
-        self._queue([seat], tokens)
+                self._draft.out.append(Finish(seat.number, "length"))
+                self._requests.end(seat)
 
     def _step_fault(self, text: str) -> None:
         """The batch is lost: its rows go again, and whose fault it was is traced."""
@@ -245,17 +223,21 @@ class Decider:
         for seat in seats:
             seat.unread = 0
             if seat.phase is Phase.ENDED:
-                self._seats.pop(seat.number, None)
-        for seat in [s for s in self._seats.values() if s.phase is Phase.LEFT]:
+                self._requests.seats.pop(seat.number, None)
+        for seat in [s for s in self._requests.seats.values() if s.phase is Phase.LEFT]:
             seat.unread = 0
-            self._requeue(seat)
+            self._requests.requeue(seat, self._draft)
         guilty = self._quarantine.fault(alive)
         for seat in alive:
             seat.phase = Phase.QUEUED
             if seat in guilty:
-                self._fail(seat.request.id, f"The model could not be run on this request: {text}")
+                self._requests.fail(
+                    seat.request.id,
+                    f"The model could not be run on this request: {text}",
+                    self._draft,
+                )
             else:
-                self._requeue(seat)
+                self._requests.requeue(seat, self._draft)
 
     def _learn_chunk(self, outcome: Outcome) -> None:
         chunk, self._chunk = self._chunk, []
@@ -266,7 +248,7 @@ class Decider:
                 if len(chunk) == 1:
                     self._scheduler.discard(job)
                     text = f"The prompt could not be run: {outcome.chunk_fault}"
-                    self._fail(job.request.id, text)
+                    self._requests.fail(job.request.id, text, self._draft)
                 else:
                     job.alone = True
                     self._scheduler.demote(job)
@@ -276,86 +258,13 @@ class Decider:
                 continue
             job.done += count
             if self._cache is not None:
-                self._cache.ran(job, self._out, self._now)
+                self._cache.ran(job, self._draft.out, self._draft.now)
             self._scheduler.ran(job)
             self._tell(job)
 
     def _tell(self, job: Job) -> None:
         if not job.quiet:
-            self._turn.progress.append(job.progress())
-
-    # Messages
-
-    def _receive(self, message: ToEngine) -> None:
-        match message:
-            case Submit():
-                self._admit(message)
-            case Abort(id=id):
-                self._abort(id, None)
-            case AbortChoice(id=id, choice=choice):
-                self._abort(id, choice)
-            case CacheQuery(clear=True):
-                if self._cache is not None:
-                    self._cache.index.clear(self._out)
-
-    def _admit(self, request: Submit) -> None:
-        longest = max(len(c.generated) for c in request.choices) + len(request.prompt)
-        if (needed := self._budget.row(longest + 1)) > self._budget.limit:
-            text = (
-                f"The prompt needs {needed / 2**20:.1f} MiB of key-value memory and the budget is "
-                f"{self._budget.limit / 2**20:.1f} MiB. Shorten it, or raise --kv-memory."
-            )
-            self._turn.refused.append(Failed("invalid_request", text, request.id))
-            return
-        seats = [
-            Seat(next(self._numbers), request, c.index, list(c.generated), self._now)
-            for c in request.choices
-        ]
-        self._seats |= {s.number: s for s in seats}
-        self._out.append(Admit(request, [s.number for s in seats]))
-        for places in grouped(request.choices):
-            tokens = [*request.prompt, *request.choices[places[0]].generated]
-            self._queue([seats[p] for p in places], tokens)
-
-    def _queue(self, seats: list[Seat], tokens: list[int]) -> None:
-        job = Job(next(self._numbers), seats[0].request, seats, tokens, seats[0].arrived)
-        if self._cache is not None:
-            self._cache.expect(job, self._out)
-        self._scheduler.add(job)
-
-    def _narrow(self, job: Job, width: int) -> Job:
-        # Behind those that wait already: rows that are freed do not all go to one request.
-        rest = Job(next(self._numbers), job.request, job.seats[width:], job.tokens, self._now)
-        rest.quiet = True
-        rest.known = job.known
-        rest.pauses = list(job.pauses)
-        job.seats = job.seats[:width]
-        return rest
-
-    def _abort(self, id: int, choice: int | None) -> None:
-        ended = [
-            s
-            for s in self._seats.values()
-            if s.request.id == id and choice in (None, s.choice) and s.phase is not Phase.ENDED
-        ]
-        if not ended:
-            return
-        self._out.append(Forget([s.number for s in ended]))
-        for seat in ended:
-            self._end(seat)
-        for job in [j for j in self._scheduler.jobs() if j.request.id == id]:
-            job.seats = [s for s in job.seats if s.phase is not Phase.ENDED]
-            if not job.seats:
-                self._give_up(job)
-
-    def _give_up(self, job: Job) -> None:
-        if job.begun:
-            if self._cache is not None and job.done:
-                self._cache.dropped(job, self._out, self._now)
-            self._out.append(Release(job.number))
-        elif self._cache is not None:
-            self._cache.unwanted(job)
-        self._scheduler.discard(job)
+            self._draft.turn.progress.append(job.progress())
 
     # The batch
 
@@ -384,8 +293,8 @@ class Decider:
             return
         for seat in gone:
             if self._cache is not None:
-                self._cache.row(seat, self._out, self._now)
-        self._out.append(Drop([s.number for s in gone]))
+                self._cache.row(seat, self._draft.out, self._draft.now)
+        self._draft.out.append(Drop([s.number for s in gone]))
         self._running = staying
         for seat in gone:
             self._left(seat)
@@ -395,17 +304,17 @@ class Decider:
     def _demote(self, job: Job) -> None:
         """A prompt that is under way gives its memory up; what it has may be found again."""
         if self._cache is not None and job.done:
-            self._cache.dropped(job, self._out, self._now)
-        self._out.append(Release(job.number))
+            self._cache.dropped(job, self._draft.out, self._draft.now)
+        self._draft.out.append(Release(job.number))
         self._scheduler.demote(job)
 
     def _left(self, seat: Seat) -> None:
         if seat.phase is Phase.ENDED:
-            self._seats.pop(seat.number, None)
+            self._requests.seats.pop(seat.number, None)
         elif seat.unread:
             seat.phase = Phase.LEFT
         else:
-            self._requeue(seat)
+            self._requests.requeue(seat, self._draft)
 
     def _alone(self, staying: list[Seat], leaving: list[Seat]) -> tuple[list[Seat], list[Seat]]:
         """A row that has all the memory to itself ends where that ends."""
@@ -421,13 +330,13 @@ class Decider:
         )
         seat.most = len(seat.tokens) + seat.unread
         if not seat.unread:
-            self._out.append(Finish(seat.number, "length"))
+            self._draft.out.append(Finish(seat.number, "length"))
             seat.phase = Phase.ENDED
         return [], [*leaving, seat]
 
     def _join(self, job: Job) -> None:
         self._reserve(job)
-        self._out.append(Join(job.number, [s.number for s in job.seats]))
+        self._draft.out.append(Join(job.number, [s.number for s in job.seats]))
         for seat in job.seats:
             seat.phase, seat.held = Phase.RUNNING, job.length - 1
         self._running += job.seats
@@ -442,10 +351,10 @@ class Decider:
         size = self._budget.size(self._size, len(lengths), width, others)
         if size != self._size:
             self._size = size
-            self._out.append(Reserve(size.slots, size.width))
+            self._draft.out.append(Reserve(size.slots, size.width))
 
     def _step(self) -> None:
-        operations = self._out
+        operations = self._draft.out
         if not self._running:
             if self._drawn:
                 operations.append(Read())
@@ -485,20 +394,20 @@ class Decider:
     def _begin(self, job: Job) -> None:
         job.known = 0
         rows, width = [s.number for s in job.seats], self._budget.width(job.length)
-        self._out.append(Begin(job.number, rows, width, job.wants_logprobs))
+        self._draft.out.append(Begin(job.number, rows, width, job.wants_logprobs))
         if self._cache is not None and not job.wants_logprobs:
-            self._cache.begin(job, self._out, self._now)
+            self._cache.begin(job, self._draft.out, self._draft.now)
         self._tell(job)
 
     def _next_chunk(self) -> None:
-        planned = self._scheduler.next_chunk(self._running, self._now)
+        planned = self._scheduler.next_chunk(self._running, self._draft.now)
         if self._running:
             self._reserve(more=0)  # what has been started needs room, too
         if planned is not None:
             self._run_chunk(*planned)
         else:
             self._learning.chunk(0, None)
-        self._turn.expected = self._learning.expected(len(self._running))
+        self._draft.turn.expected = self._learning.expected(len(self._running))
 
     def _run_chunk(self, jobs: list[Job], count: int) -> None:
         length = self._shapes.length(count)
@@ -510,6 +419,8 @@ class Decider:
                 length = count
             length = max(count, min(length, self._budget.width(job.length) - job.done))
         self._chunk = [(job, min(count, job.left)) for job in jobs]
-        self._out.append(Chunk([j.number for j in jobs], count, length, wait=not self._running))
+        self._draft.out.append(
+            Chunk([j.number for j in jobs], count, length, wait=not self._running)
+        )
         shape = (len(jobs), length, jobs[0].done + length) if self._shapes.recurring else None
         self._learning.chunk(len(jobs) * length, shape)

@@ -37,17 +37,17 @@ class Scheduler:
         budget: Budget,
         shapes: Shapes,
         begin: Callable[[Job], None],
-        narrow: Callable[[Job, int], Job],
+        numbers: Iterator[int],
         burst: float = 2.0,
     ) -> None:
         """`begin` is told of a prompt about to be run for the first time; less may be left then.
-        `narrow` cuts a prompt's rows down to so many; the rest becomes one of its own.
+        `numbers` name prompts: the rows of a wide one that must wait become one of their own.
         `burst` is how long prompts that are ready wait for others when nobody is being answered.
         """
         self._max_running = max_running
         self._burst_seconds = burst
         self._begin = begin
-        self._narrow = narrow
+        self._numbers = numbers
         self._latency = latency
         self._budget = budget
         self._shapes = shapes
@@ -240,7 +240,8 @@ class Scheduler:
         while width > 1 and not self._has_room(job, running, self.coming, width):
             width -= 1
         if width < job.width:
-            self.add(self._narrow(job, width))
+            # Behind those that wait already: rows that are freed do not all go to one request.
+            self.add(job.narrow(width, next(self._numbers), self._now))
         self._waiting.remove(job)
         self._started.append(job)
         job.stage = Stage.STARTED

@@ -1,0 +1,123 @@
+"""The requests that the engine has: what comes, what is aborted or fails, and what queues again.
+
+It owns the rows of requests that have not ended, and turns messages into prompts for the scheduler. Who
+runs, and what the batch is made of, it does not know. Pure: what is to be done goes into the draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from millrace.cache.residency import Operations
+from millrace.engine.books import Job, Phase, Seat, grouped
+from millrace.engine.cache_use import CacheUse
+from millrace.engine.memory import Budget
+from millrace.engine.scheduler import Scheduler
+from millrace.engine.turn import Admit, Forget, Release, Turn
+from millrace.protocol import Abort, AbortChoice, CacheQuery, Failed, Submit, ToEngine
+
+
+@dataclass
+class Draft:
+    """A turn, as far as it is decided."""
+
+    turn: Turn
+    now: float = 0.0
+    out: Operations = field(default_factory=list)
+
+
+class Requests:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        budget: Budget,
+        cache: CacheUse | None,
+        numbers: Iterator[int],
+    ) -> None:
+        """`numbers` name rows and prompts, each with one of its own."""
+        self._scheduler = scheduler
+        self._budget = budget
+        self._cache = cache
+        self._numbers = numbers
+        self.seats: dict[int, Seat] = {}
+        """Rows by number, until they have ended and left the batch."""
+
+    def receive(self, message: ToEngine, draft: Draft) -> None:
+        match message:
+            case Submit():
+                self._admit(message, draft)
+            case Abort(id=id):
+                self.abort(id, None, draft)
+            case AbortChoice(id=id, choice=choice):
+                self.abort(id, choice, draft)
+            case CacheQuery(clear=True):
+                if self._cache is not None:
+                    self._cache.index.clear(draft.out)
+
+    def abort(self, id: int, choice: int | None, draft: Draft) -> None:
+        """End a request, or one of its choices."""
+        ended = [
+            s
+            for s in self.seats.values()
+            if s.request.id == id and choice in (None, s.choice) and s.phase is not Phase.ENDED
+        ]
+        if not ended:
+            return
+        draft.out.append(Forget([s.number for s in ended]))
+        for seat in ended:
+            self.end(seat)
+        for job in [j for j in self._scheduler.jobs() if j.request.id == id]:
+            job.seats = [s for s in job.seats if s.phase is not Phase.ENDED]
+            if not job.seats:
+                self._give_up(job, draft)
+
+    def fail(self, id: int, problem: str, draft: Draft) -> None:
+        self.abort(id, None, draft)
+        draft.turn.refused.append(Failed("request_failed", problem, id))
+
+    def end(self, seat: Seat) -> None:
+        """No token of it counts any more; it leaves the batch, if it is there, when it can."""
+        if seat.phase is not Phase.RUNNING:
+            self.seats.pop(seat.number, None)
+        seat.phase = Phase.ENDED
+
+    def requeue(self, seat: Seat, draft: Draft) -> None:
+        """A row that had to leave comes back with all that it has."""
+        seat.phase, seat.held = Phase.QUEUED, 0
+        tokens = [*seat.request.prompt, *seat.tokens]
+        self._queue([seat], tokens, draft)
+
+    def _admit(self, request: Submit, draft: Draft) -> None:
+        longest = max(len(c.generated) for c in request.choices) + len(request.prompt)
+        if (needed := self._budget.row(longest + 1)) > self._budget.limit:
+            text = (
+                f"The prompt needs {needed / 2**20:.1f} MiB of key-value memory and the budget is "
+                f"{self._budget.limit / 2**20:.1f} MiB. Shorten it, or raise --kv-memory."
+            )
+            draft.turn.refused.append(Failed("invalid_request", text, request.id))
+            return
+        seats = [
+            Seat(next(self._numbers), request, c.index, list(c.generated), draft.now)
+            for c in request.choices
+        ]
+        self.seats |= {s.number: s for s in seats}
+        draft.out.append(Admit(request, [s.number for s in seats]))
+        for places in grouped(request.choices):
+            tokens = [*request.prompt, *request.choices[places[0]].generated]
+            self._queue([seats[p] for p in places], tokens, draft)
+
+    def _queue(self, seats: list[Seat], tokens: list[int], draft: Draft) -> None:
+        job = Job(next(self._numbers), seats[0].request, seats, tokens, seats[0].arrived)
+        if self._cache is not None:
+            self._cache.expect(job, draft.out)
+        self._scheduler.add(job)
+
+    def _give_up(self, job: Job, draft: Draft) -> None:
+        if job.begun:
+            if self._cache is not None and job.done:
+                self._cache.dropped(job, draft.out, draft.now)
+            draft.out.append(Release(job.number))
+        elif self._cache is not None:
+            self._cache.unwanted(job)
+        self._scheduler.discard(job)
