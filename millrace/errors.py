@@ -58,6 +58,16 @@ class NotFound(MillraceError):
     status = 404
 
 
+class PreviousResponseNotFound(BadRequest):
+    """What a request goes back to is not there, or not any more."""
+
+    code = "previous_response_not_found"
+
+    def __init__(self, id: str, why: str = "") -> None:
+        message = f"Previous response with id '{id}' not found. {why}".rstrip()
+        super().__init__(message, param="previous_response_id")
+
+
 class ModelNotFound(NotFound):
     code = "model_not_found"
 

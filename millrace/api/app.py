@@ -16,7 +16,7 @@ from millrace.api.generate import routes as generate
 from millrace.api.ollama import routes as ollama
 from millrace.api.openai import chat, completions, models
 from millrace.api.openapi import routes as openapi
-from millrace.api.responses import conversations, create, stored
+from millrace.api.responses import compact, conversations, create, stored
 from millrace.api.stripped import StrippedHeader
 from millrace.errors import BadRequest, MillraceError, NotFound, RequestFailed
 
@@ -30,6 +30,7 @@ def create_app(context: Context) -> FastAPI:
         models,
         anthropic,
         create,
+        compact,
         stored,
         conversations,
         generate,

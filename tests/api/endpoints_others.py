@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from api.endpoint import SAMPLING, SHARED, Endpoint, Frame, Said, called
+from pydantic_core import from_json
 
 
 class Messages(Endpoint):
@@ -97,8 +97,7 @@ class Messages(Endpoint):
         for at, parts in spelled.items():
             content[at]["input"] = _object("".join(parts))
         message = first["message"] | delta["delta"] | {"usage": delta["usage"]}
-        # A call that was cut off is none that a client could carry out.
-        message["content"] = [b for b in content if b.get("input", {}) is not None]
+        message["content"] = content
         pieces = tuple(p for parts in spelled.values() for p in parts)
         said = self.read(message)
         return Said(**{**vars(said), "pieces": tuple(texts), "spelled": pieces, "raw": reported})
@@ -110,10 +109,11 @@ class Messages(Endpoint):
 
 
 def _object(text: str) -> Any:
+    """As the SDK reads it, which takes what is complete of a call that was cut off."""
     try:
-        return json.loads(text)
+        return from_json(text, allow_partial=True)
     except ValueError:
-        return None
+        return {}
 
 
 class Generate(Endpoint):

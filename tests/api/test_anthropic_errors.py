@@ -104,7 +104,38 @@ def _user(*blocks: Any) -> dict[str, Any]:
         (_user(IMAGE), "pictures"),
         (_user(PDF), "base64"),
         (_user(TEXT_PAGE | {"citations": {"enabled": True}}), "citations"),
-        (_user({"type": "tool_result", "tool_use_id": "a", "content": [IMAGE]}), "pictures"),
+        (
+            _user({"type": "tool_result", "tool_use_id": "a", "content": "1"}),
+            "messages.0.content.0",
+        ),
+        (
+            {
+                "messages": [
+                    *HELLO,
+                    {"role": "assistant", "content": "Hm."},
+                    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "b"}]},
+                ]
+            },
+            "tool_use_id",
+        ),
+        (
+            {
+                "messages": [
+                    *HELLO,
+                    {
+                        "role": "assistant",
+                        "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}],
+                    },
+                    {
+                        "role": "user",
+                        "content": [
+                            {"type": "tool_result", "tool_use_id": "a", "content": [IMAGE]}
+                        ],
+                    },
+                ]
+            },
+            "pictures",
+        ),
         (_user({"type": "server_tool_use", "id": "a"}), "server_tool_use"),
         (_user({"type": "tool_use", "id": "a", "name": "f", "input": {}}), "tool_use"),
         (

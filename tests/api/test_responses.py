@@ -116,9 +116,11 @@ def test_behaviour_32_previous_response_id_chains(client: openai.OpenAI) -> None
     assert second.output_text == by_hand.output_text
 
 
-def test_behaviour_32_an_unknown_id_is_a_404(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError, match="resp_none"):
+def test_behaviour_32_an_unknown_id_is_not_found(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="resp_none") as unknown:
         client.responses.create(input="x", previous_response_id="resp_none", **SHORT)
+    assert unknown.value.code == "previous_response_not_found"
+    assert unknown.value.param == "previous_response_id"
     for call in (client.responses.retrieve, client.responses.delete, client.responses.cancel):
         with pytest.raises(openai.NotFoundError, match="resp_none"):
             call("resp_none")
@@ -151,7 +153,7 @@ def test_delete_is_for_good(client: openai.OpenAI) -> None:
     client.responses.delete(generated.id)
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(generated.id)
-    with pytest.raises(openai.NotFoundError):
+    with pytest.raises(openai.BadRequestError, match=generated.id):
         client.responses.create(input="x", previous_response_id=generated.id, **SHORT)
 
 
@@ -187,8 +189,10 @@ def test_conversations(client: openai.OpenAI) -> None:
         client.responses.create(
             input="x", conversation=talk.id, previous_response_id=generated.id, **SHORT
         )
-    with pytest.raises(openai.BadRequestError, match="store"):
-        client.responses.create(input="x", conversation=talk.id, store=False, **SHORT)
+    private = client.responses.create(input="x", conversation=talk.id, store=False, **SHORT)
+    assert len(list(client.conversations.items.list(talk.id))) == 7, "a conversation goes on"
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(private.id)
     assert client.conversations.delete(talk.id).deleted
     with pytest.raises(openai.NotFoundError):
         client.conversations.retrieve(talk.id)
@@ -235,7 +239,9 @@ def test_logprobs_are_those_of_the_text(tiny: Server) -> None:
     text = "".join(s["token"] for s in scores)
     assert text == whole["output"][0]["content"][0]["text"]
     reported = [s for e in stream(tiny, **asked) for s in e.get("logprobs", []) if "delta" in e]
-    assert reported == scores
+    assert [(s["token"], s["logprob"]) for s in reported] == [
+        (s["token"], s["logprob"]) for s in scores
+    ]
 
 
 def test_sampling_extras_are_honoured(tiny: Server) -> None:

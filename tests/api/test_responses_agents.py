@@ -247,7 +247,7 @@ def test_what_codex_sends(thinking: Server) -> None:
     thought, message = generated["output"]
     assert thought["encrypted_content"] and thought["summary"][0]["text"].strip() == "Short."
     assert message["content"][0]["text"] == "Hi there!"
-    assert generated["status"] == "completed" and generated["store"] is False
+    assert generated["status"] == "completed"
     assert thinking.http.get(f"/v1/responses/{generated['id']}").status_code == 404
 
 
@@ -321,7 +321,6 @@ def test_harmony_calls_and_effort(harmony: Server) -> None:
 
 def test_a_server_that_stores_nothing_says_so(harmony: Server) -> None:
     generated = create(harmony, input="Count")
-    assert generated["store"] is False
     refused = harmony.post("/v1/responses", {"input": "x", "previous_response_id": generated["id"]})
     assert refused.status_code == 400 and "--store none" in refused.json()["error"]["message"]
     for more in ({"background": True}, {"conversation": "conv_1"}):

@@ -31,6 +31,7 @@ from millrace.errors import (
     EngineUnavailable,
     MillraceError,
     NotFound,
+    PreviousResponseNotFound,
     SetupError,
     Unsupported,
 )
@@ -447,9 +448,9 @@ def test_the_database_keeps_chains_and_prunes_what_nothing_was_built_on(tmp_path
     assert data.response("alone") is None and data.item("msg_alone", "alone") is None
     assert len(data.chain("c")) == 6, "what a young response builds on is kept"
     assert data.delete("a")
-    with pytest.raises(NotFound, match="'a'"):
+    with pytest.raises(PreviousResponseNotFound, match="'a'"):
         data.chain("c")
-    with pytest.raises(NotFound, match="'x'"):
+    with pytest.raises(PreviousResponseNotFound, match="'x'"):
         data.chain("x")
 
 

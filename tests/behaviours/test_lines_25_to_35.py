@@ -155,7 +155,8 @@ def test_32_responses_chain_are_kept_and_told_in_order(talker: httpx.Client) -> 
     assert second.text == "Still here."
     assert second.prompt > RESPONSES.whole(talker, RESPONSES.body("And now?")).prompt
     unknown = talker.post(RESPONSES.path, json=follow | {"previous_response_id": "resp_none"})
-    assert unknown.status_code == 404 and "resp_none" in RESPONSES.error(unknown)
+    assert unknown.status_code == 400 and "resp_none" in RESPONSES.error(unknown)
+    assert unknown.json()["error"]["code"] == "previous_response_not_found"
     assert talker.get(f"/v1/responses/{first['id']}").json()["output"] == first["output"]
     private = RESPONSES.whole(talker, RESPONSES.body("hi") | {"store": False}).raw
     assert talker.get(f"/v1/responses/{private['id']}").status_code == 404

@@ -8,6 +8,9 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Iterator
+from typing import Any
+
+from pydantic_core import from_json
 
 from millrace.api.anthropic.events import (
     Block,
@@ -165,8 +168,9 @@ class Folding:
             case BlockChange(delta=delta):
                 self._apply(delta)
             case BlockStop():
-                if _completed(self._open, self._json):
-                    self.message.content.append(self._open)
+                if isinstance(self._open, ToolUseBlock):
+                    self._open.input = _input(self._json)
+                self.message.content.append(self._open)
             case MessageDelta(delta=ending, usage=usage):
                 self.message.stop_reason = ending.stop_reason
                 self.message.stop_sequence = ending.stop_sequence
@@ -186,11 +190,13 @@ class Folding:
                 self._json += text
 
 
-def _completed(block: Block, text: str) -> bool:
-    """Give a call its input; a call that was cut off is none that anybody could carry out."""
-    if isinstance(block, ToolUseBlock):
+def _input(text: str) -> dict[str, Any]:
+    """A call's input; of one that was cut off, what is complete, as clients of the stream read it."""
+    try:
+        value = mended(text)
+    except ValueError:
         try:
-            block.input = mended(text)
+            value = from_json(text, allow_partial=True)
         except ValueError:
-            return False
-    return True
+            value = {}
+    return value if isinstance(value, dict) else {}

@@ -39,11 +39,14 @@ def conversation_of(
         texts = [system] if isinstance(system, str) else [block.text for block in system]
         if meant := [text for text in texts if not text.startswith(_LABEL)]:
             turns.append({"role": "system", "content": _joined(meant)})
+    called: set[str] = set()
     for role, group in itertools.groupby(enumerate(messages), key=lambda item: item[1].role):
         blocks = [pair for index, message in group for pair in _blocks(index, message)]
         if role == "assistant":
             turns.append(_assistant(blocks))
+            called = {block.id for _, block in blocks if isinstance(block, ToolUse)}
         elif role == "user":
+            _refuse_dangling(blocks, called)
             turns += _user(blocks)
         else:
             turns.append({"role": "system", "content": _joined(_texts(blocks, "system"))})
@@ -73,6 +76,17 @@ def _user(blocks: Sequence[Placed]) -> list[Turn]:
     if said or not results:
         return [*results, {"role": "user", "content": _joined(_texts(said, "user"))}]
     return results
+
+
+def _refuse_dangling(blocks: Sequence[Placed], called: set[str]) -> None:
+    for where, block in blocks:
+        if isinstance(block, ToolResult) and block.tool_use_id not in called:
+            raise BadRequest(
+                f"{where}: unexpected `tool_use_id` found in `tool_result` blocks: "
+                f"{block.tool_use_id}. Each `tool_result` block must have a corresponding "
+                "`tool_use` block in the previous message.",
+                param=where,
+            )
 
 
 def _result(where: str, block: ToolResult) -> Turn:

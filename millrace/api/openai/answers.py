@@ -79,6 +79,7 @@ class ChatCompletion(msgspec.Struct):
     object: Literal["chat.completion"]
     created: int
     model: str
+    system_fingerprint: str
     choices: list[ChatChoice]
     usage: CompletionUsage
 
@@ -106,6 +107,7 @@ class ChatChunk(msgspec.Struct):
     object: Literal["chat.completion.chunk"]
     created: int
     model: str
+    system_fingerprint: str
     choices: list[ChunkChoice]
     usage: CompletionUsage | None = None
 
@@ -133,26 +135,32 @@ class Completion(msgspec.Struct):
     object: Literal["text_completion"]
     created: int
     model: str
+    system_fingerprint: str
     choices: list[CompletionChoice]
     usage: CompletionUsage | None = None
 
 
 class ModelCard(msgspec.Struct):
+    """As OpenAI's clients know it, or, for those that send `anthropic-version`, as Anthropic's do."""
+
     id: str
-    object: Literal["model"]
-    type: Literal["model"]
-    display_name: str
-    created_at: str
-    created: int
-    owned_by: str
-    context_window: int
-    max_model_len: int
+    object: Literal["model"] | None = None
+    created: int | None = None
+    owned_by: str | None = None
+    context_window: int | None = None
+    max_model_len: int | None = None
     alias_of: str | None = None
+    type: Literal["model"] | None = None
+    display_name: str | None = None
+    created_at: str | None = None
+    lifecycle: Literal["active"] | None = None
+    max_input_tokens: int | None = None
+    max_tokens: int | None = None
 
 
 class ModelList(msgspec.Struct):
-    object: Literal["list"]
     data: list[ModelCard]
-    first_id: str
-    last_id: str
-    has_more: bool
+    object: Literal["list"] | None = None
+    first_id: str | None = None
+    last_id: str | None = None
+    has_more: bool | None = None

@@ -25,8 +25,10 @@ def head_of(id: str, kind: str, model: ServedModel) -> dict[str, Any]:
 
 
 def fingerprint(model: ServedModel) -> str:
-    """Changes with whatever a seed's meaning may change with: the program and the model's files."""
-    text = f"{__version__}\0{model.tokenizer.folder}\0{model.client.ready}"
+    """Changes with whatever a seed's meaning may change with: program, model and device."""
+    ready = model.client.ready
+    device = (ready.device, ready.dtype) if ready else ()
+    text = f"{__version__}\0{model.tokenizer.folder}\0{device}"
     return "fp_" + hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
 

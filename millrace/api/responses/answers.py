@@ -30,6 +30,16 @@ class ResponseEvent(msgspec.Struct):
     sequence_number: int
 
 
+class Compaction(msgspec.Struct):
+    """The user's messages, and one item of type `compaction` that stands for all else."""
+
+    id: str
+    object: Literal["response.compaction"]
+    created_at: int
+    output: list[dict[str, Any]]
+    usage: dict[str, Any]
+
+
 class InputTokens(msgspec.Struct):
     object: Literal["response.input_tokens"]
     input_tokens: int

@@ -81,9 +81,11 @@ def _answering(id: str, plan: ResponsePlan, running: Running, store: Store) -> A
     machine = plan.machine(id)
 
     async def save(last: list[Wire]) -> None:
+        named = None if machine.error else plan.conversation
         if plan.stored:
-            named = None if machine.error else plan.conversation
             await store.put(machine.response(), plan.given, conversation=named)
+        elif named is not None:
+            await store.extend_conversation(named, plan.given + machine.response()["output"])
 
     return Answering(machine, running, save)
 

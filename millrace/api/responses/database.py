@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from millrace.errors import NotFound, SetupError
+from millrace.errors import PreviousResponseNotFound, SetupError
 
 Item = dict[str, Any]
 Part = Literal["input", "output"]
@@ -113,12 +113,9 @@ class Database:
         links = self._sql.execute(_CHAIN + "SELECT id, previous FROM chain ORDER BY depth", (id,))
         links_found = links.fetchall()
         if not links_found:
-            raise NotFound(f"There is no response '{id}' here.", param="previous_response_id")
+            raise PreviousResponseNotFound(id)
         if (missing := links_found[-1][1]) is not None:
-            raise NotFound(
-                f"The response '{missing}', which '{id}' goes back to, is no longer here.",
-                param="previous_response_id",
-            )
+            raise PreviousResponseNotFound(missing, f"'{id}' goes back to it.")
         found = self._sql.execute(
             _CHAIN + "SELECT body FROM chain JOIN items ON owner = chain.id "
             "ORDER BY depth DESC, number",

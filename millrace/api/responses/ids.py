@@ -12,6 +12,7 @@ _PREFIXES = {
     "custom_tool_call": "ctc_",
     "custom_tool_call_output": "ctco_",
     "additional_tools": "at_",
+    "compaction": "cmp_",
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from millrace.api.encrypted_content import unseal
 from millrace.api.responses.ids import item_id
 from millrace.errors import BadRequest, Unsupported
 
@@ -135,6 +136,16 @@ def _reference(item: Mapping[str, Any], where: str) -> Item:
     return {"type": "item_reference", "id": _text(item, "id", where)}
 
 
+def _compaction(item: Mapping[str, Any], where: str) -> Item:
+    sealed = _text(item, "encrypted_content", where)
+    if unseal(sealed) is None:
+        raise BadRequest(
+            f"{where}.encrypted_content was not made by this server, which cannot read it.",
+            param=f"{where}.encrypted_content",
+        )
+    return _begun(item, "compaction") | {"encrypted_content": sealed}
+
+
 def _more_tools(item: Mapping[str, Any], where: str) -> Item:
     tools = item.get("tools")
     if not isinstance(tools, list):
@@ -151,4 +162,5 @@ _READERS: dict[str, Callable[[Mapping[str, Any], str], Item]] = {
     "reasoning": _reasoning,
     "item_reference": _reference,
     "additional_tools": _more_tools,
+    "compaction": _compaction,
 }

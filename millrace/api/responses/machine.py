@@ -106,7 +106,7 @@ class Machine:
             "error": _error(self.error),
             "incomplete_details": None,
             "output": output,
-            "usage": _usage(self._usage) if self._usage else None,
+            "usage": usage_of(self._usage) if self._usage else None,
         }
         if self.status == "incomplete":
             state["incomplete_details"] = {"reason": "max_output_tokens"}
@@ -198,7 +198,7 @@ def _error(error: MillraceError | None) -> dict[str, Any] | None:
     return {"code": code, "message": error.message}
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def usage_of(usage: Usage) -> dict[str, Any]:
     return {
         "input_tokens": usage.prompt,
         "input_tokens_details": {

@@ -47,6 +47,11 @@ class _Writer:
                 self.messages.append({"role": item["role"], "content": _parts(item["content"])})
             case "reasoning":
                 self._think(thought_of(item))
+            case "compaction":
+                self.flush()
+                summary = unseal(item["encrypted_content"]) or ""
+                told = f"Summary of the conversation so far:\n{summary}"
+                self.messages.append({"role": "user", "content": told})
             case "function_call" | "custom_tool_call":
                 self._call(item)
             case "function_call_output" | "custom_tool_call_output":

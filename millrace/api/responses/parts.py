@@ -62,6 +62,20 @@ def _event(type: str, **fields: Any) -> Wire:
     return {"type": type, **fields}
 
 
+def _bare(scores: list[Any]) -> list[Any]:
+    """Scores as events tell them: without the bytes that items have."""
+    return [
+        {
+            "token": score["token"],
+            "logprob": score["logprob"],
+            "top_logprobs": [
+                {"token": t.token, "logprob": t.logprob} for t in score["top_logprobs"]
+            ],
+        }
+        for score in scores
+    ]
+
+
 class OpenMessage(Open):
     def __init__(self, index: int) -> None:
         super().__init__("message", index)
@@ -77,8 +91,9 @@ class OpenMessage(Open):
     def add(self, text: str, scores: list[Any]) -> list[Wire]:
         self.text += text
         self._scores += scores
+        told = _bare(scores)
         return [
-            self._event("response.output_text.delta", content_index=0, delta=text, logprobs=scores)
+            self._event("response.output_text.delta", content_index=0, delta=text, logprobs=told)
         ]
 
     def _part(self) -> Item:
@@ -96,9 +111,9 @@ class OpenMessage(Open):
     def _close(self) -> list[Wire]:
         part = self._part()
         done, ended = "response.output_text.done", "response.content_part.done"
-        scores = part["logprobs"]
+        told = _bare(part["logprobs"])
         return [
-            self._event(done, content_index=0, text=self.text, logprobs=scores),
+            self._event(done, content_index=0, text=self.text, logprobs=told),
             self._event(ended, content_index=0, part=part),
         ]
 
@@ -173,7 +188,7 @@ class OpenCall(Open):
 
     def _close(self) -> list[Wire]:
         done = "response.function_call_arguments.done"
-        return [self._event(done, name=self._offered.name, arguments=self.text)]
+        return [self._event(done, arguments=self.text)]
 
 
 class OpenFreeform(OpenCall):
@@ -186,6 +201,10 @@ class OpenFreeform(OpenCall):
         super().__init__(index, call, offered, "custom_tool_call")
         self._reader = InputText()
         self._raw = ""
+
+    def _item(self, status: str) -> Item:
+        # The protocol has no status for these.
+        return {k: v for k, v in super()._item(status).items() if k != "status"}
 
     def add(self, text: str, scores: list[Any]) -> list[Wire]:
         self._raw += text

@@ -9,7 +9,7 @@ from typing import Any
 from millrace.api.logprobs import chat_logprobs
 from millrace.api.responses.items import Item
 from millrace.api.responses.machine import Machine
-from millrace.api.responses.schema import ConversationRef, ResponsesRequest
+from millrace.api.responses.schema import CompactRequest, ConversationRef, ResponsesRequest
 from millrace.api.toolbox import Toolbox
 from millrace.serving.model import ServedModel
 from millrace.serving.request import Request
@@ -50,7 +50,7 @@ class ResponsePlan:
         )
 
 
-def conversation_id(wire: ResponsesRequest) -> str | None:
+def conversation_id(wire: ResponsesRequest | CompactRequest) -> str | None:
     named = wire.conversation
     return named.id if isinstance(named, ConversationRef) else named
 
@@ -79,7 +79,6 @@ def _echo(id: str, plan: ResponsePlan) -> dict[str, Any]:
         },
         "safety_identifier": wire.safety_identifier,
         "service_tier": "default",
-        "store": plan.stored,
         "temperature": sampling.temperature,
         "text": {
             "format": (text.format if text else None) or {"type": "text"},

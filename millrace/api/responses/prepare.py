@@ -9,15 +9,16 @@ from typing import Any
 
 from millrace.api.fields import demanded, strange_arguments, thinking_of
 from millrace.api.prelude import Asked, in_words
+from millrace.api.responses.ids import belongs
 from millrace.api.responses.items import Item, read_items
 from millrace.api.responses.messages import to_messages
 from millrace.api.responses.owners import demand
 from millrace.api.responses.plan import ResponsePlan, conversation_id
-from millrace.api.responses.schema import ResponsesRequest
+from millrace.api.responses.schema import CompactRequest, ResponsesRequest
 from millrace.api.responses.store import Store
 from millrace.api.responses.truncation import reserve, shortest_cut
 from millrace.api.toolbox import ChosenTools, choose, open_tools
-from millrace.errors import BadRequest, ContextLengthExceeded
+from millrace.errors import BadRequest, ContextLengthExceeded, PreviousResponseNotFound
 from millrace.serving.model import ServedModel
 from millrace.serving.request import Request
 from millrace.serving.wishes import fill, wishes_of
@@ -36,9 +37,8 @@ async def prepare(
     """`id` is the request's own, under which it runs; the response has another."""
     wire, model = asked.wire, asked.model
     _agree(wire, store)
-    before = await _before(store, wire, caller)
-    given = await _resolved(store, read_items(wire.input or []), caller)
-    items = before + given
+    given = await resolved(store, read_items(wire.input or []), caller)
+    items = await before(store, wire, caller) + given
     if not items:
         raise BadRequest("The input is empty.", param="input")
     box = open_tools(_all_tools(wire, items))
@@ -66,20 +66,24 @@ def _agree(wire: ResponsesRequest, store: Store) -> None:
             "Give previous_response_id or conversation, not both.", param="conversation"
         )
     for name in ("conversation", "background"):
-        if not getattr(wire, name):
-            continue
-        store.demand(name)
-        if wire.store is False:
-            raise BadRequest(f"'{name}' needs stored responses, not store: false.", param="store")
+        if getattr(wire, name):
+            store.demand(name)
+    if wire.background and wire.store is False:
+        raise BadRequest("'background' needs stored responses, not store: false.", param="store")
 
 
-async def _before(store: Store, wire: ResponsesRequest, caller: str) -> list[Item]:
+async def _chain(store: Store, id: str, caller: str) -> tuple[list[Item], dict[str, Any]]:
+    """All that was said up to a response, and the response itself."""
+    store.demand("previous_response_id")
+    if not belongs(id, caller):
+        raise PreviousResponseNotFound(id)
+    return await store.chain(id), await store.response(id)
+
+
+async def before(store: Store, wire: ResponsesRequest | CompactRequest, caller: str) -> list[Item]:
     """What the request goes back to."""
     if wire.previous_response_id is not None:
-        store.demand("previous_response_id")
-        demand(wire.previous_response_id, caller, "previous_response_id")
-        found = await store.chain(wire.previous_response_id)
-        last = await store.response(wire.previous_response_id)
+        found, last = await _chain(store, wire.previous_response_id, caller)
         if last["status"] in ("queued", "in_progress"):
             raise BadRequest(
                 f"The response '{last['id']}' is not finished.", param="previous_response_id"
@@ -97,7 +101,7 @@ async def _before(store: Store, wire: ResponsesRequest, caller: str) -> list[Ite
     return []
 
 
-async def _resolved(store: Store, items: list[Item], caller: str) -> list[Item]:
+async def resolved(store: Store, items: list[Item], caller: str) -> list[Item]:
     """With the items that were named in place of their names."""
     return [
         await store.item(i["id"], caller) if i["type"] == "item_reference" else i for i in items

@@ -64,6 +64,16 @@ class ResponsesRequest(TalkFields):
     prompt_cache_key: str | None = None
 
 
+class CompactRequest(msgspec.Struct, kw_only=True):
+    """What of a conversation is to be made shorter."""
+
+    model: str | None = None
+    input: str | list[Any] | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    conversation: str | ConversationRef | None = None
+
+
 REFUSED: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "max_tokens": (),
