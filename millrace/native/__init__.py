@@ -23,8 +23,10 @@ def native(model: Any, threads: int) -> Any | None:
         from millrace.native.model import NativeModel
         from millrace.native.packing import Unsupported
         from millrace.native.plan import check, plan
-    except ImportError as error:
-        log.warning("weights are widened to float32: kernels for them need %s", error.name)
+    except (ImportError, OSError) as error:
+        # llvmlite that finds its own library missing or unfit says so with an OSError.
+        wanted = getattr(error, "name", None) or error
+        log.warning("weights are widened to float32: kernels for them need %s", wanted)
         return None
     try:
         check(model)

@@ -49,14 +49,26 @@ class Packed:
         return int(self.data.nbytes) + (self.bias.nbytes if self.bias is not None else 0)
 
 
-def pack(layer: Any) -> Packed:
-    """A linear or embedding layer's matrix; its own arrays are let go of."""
+def check_layer(layer: Any) -> None:
+    """Raise Unsupported unless the layer can be packed."""
     if isinstance(layer, nn.QuantizedLinear | nn.QuantizedEmbedding):
-        packed = _quantized(layer)
+        if layer.mode != "affine":
+            raise Unsupported(f"weights are quantised as {layer.mode}")
+        if layer.group_size % DENSE_GROUP:
+            raise Unsupported(f"weights are quantised in groups of {layer.group_size}")
+        _scale_kind(layer["scales"].dtype)
     elif type(layer) in (nn.Linear, nn.Embedding):
-        packed = _dense(layer["weight"])
+        if layer["weight"].shape[1] % DENSE_GROUP:
+            raise Unsupported(f"a matrix has {layer['weight'].shape[1]} inputs")
+        _scale_kind(layer["weight"].dtype)
     else:
         raise Unsupported(f"a layer is {type(layer).__name__}")
+
+
+def pack(layer: Any) -> Packed:
+    """A linear or embedding layer's matrix; its own arrays are let go of."""
+    check_layer(layer)
+    packed = _quantized(layer) if "scales" in layer else _dense(layer["weight"])
     bias = floats(layer["bias"]) if "bias" in layer else None
     for name in ("weight", "scales", "biases"):
         if name in layer:
@@ -74,13 +86,9 @@ def floats(values: mx.array) -> npt.NDArray[np.float32]:
 
 
 def _quantized(layer: Any) -> Packed:
-    if layer.mode != "affine":
-        raise Unsupported(f"weights are quantised as {layer.mode}")
     group, bits = layer.group_size, layer.bits
     weight, scales, biases = layer["weight"], layer["scales"], layer["biases"]
     outputs, inputs = scales.shape[0], scales.shape[1] * group
-    if group % DENSE_GROUP:
-        raise Unsupported(f"weights are quantised in groups of {group}")
     form = Format("u4" if bits <= 4 else "u8", group, _scale_kind(scales.dtype), biased=True)
     if bits in (4, 8):
         words = np.array(weight, copy=False)
@@ -105,8 +113,6 @@ def _quantized(layer: Any) -> Packed:
 
 def _dense(weight: mx.array) -> Packed:
     outputs, inputs = weight.shape
-    if inputs % DENSE_GROUP:
-        raise Unsupported(f"a matrix has {inputs} inputs")
     form = Format(_scale_kind(weight.dtype))  # type: ignore[arg-type]
     data = _blocks(form, outputs, inputs)
     _put(data, 0, _raw(weight), outputs, inputs // DENSE_GROUP)

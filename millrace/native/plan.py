@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,8 +12,17 @@ import numpy as np
 from mlx_lm.models import gemma3_text, llama, qwen2, qwen3
 from mlx_lm.models.rope_utils import Llama3RoPE, SuScaledRoPE, YarnRoPE
 
+from millrace.native.attention import MOST_QUERIES
 from millrace.native.emit import LANES
-from millrace.native.packing import SIDE_BY_SIDE, Array, Packed, Unsupported, floats, pack
+from millrace.native.packing import (
+    SIDE_BY_SIDE,
+    Array,
+    Packed,
+    Unsupported,
+    check_layer,
+    floats,
+    pack,
+)
 
 _WHOLE = 2 * LANES
 """Heads and rows come in multiples of this."""
@@ -99,6 +109,21 @@ def check(model: Any) -> None:
         raise Unsupported(f"its layers' widths are no multiples of {SIDE_BY_SIDE}")
     for layer in model.layers:
         _angles(layer.self_attn.rope, size)
+    if attention.n_heads // attention.n_kv_heads > MOST_QUERIES:
+        raise Unsupported("more of its heads share a key than an item of attention holds")
+    for matrix in _matrices(model):
+        check_layer(matrix)
+
+
+def _matrices(model: Any) -> Iterator[Any]:
+    """The layers whose weights are packed."""
+    yield model.model.embed_tokens
+    if "lm_head" in model:
+        yield model.lm_head
+    for layer in model.layers:
+        attention, feed = layer.self_attn, layer.mlp
+        yield from (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
+        yield from (feed.gate_proj, feed.up_proj, feed.down_proj)
 
 
 def plan(model: Any) -> Plan:
