@@ -1,7 +1,8 @@
 """From emitted kernels to machine code for this processor, kept on disk.
 
-What is compiled is an object file by the name of its kernels, and lies in a folder named after the sources
-of this package, LLVM's version and the processor: a new version or another machine compiles anew.
+What is compiled is an object file by the name of its kernels, behind its checksum, and lies in a folder
+named after the sources of this package, LLVM's version and the processor: a new version or another machine
+compiles anew, and so does one that finds the file damaged.
 """
 
 from __future__ import annotations
@@ -62,12 +63,11 @@ def compile_kernels(name: str, kernels: dict[str, Body]) -> Code:
     """Kernels by name, and what writes them."""
     _start()
     path = folder() / f"{name}.o"
-    names = list(kernels)
-    if path.is_file():
-        return Code(_loaded(path.read_bytes()), names)
-    data = _compiled(kernels)
-    _write(path, data)
-    return Code(_loaded(data), names)
+    data = _read(path)
+    if data is None:
+        data = _compiled(kernels)
+        _write(path, data)
+    return Code(_loaded(data), list(kernels))
 
 
 def _compiled(kernels: dict[str, Body]) -> bytes:
@@ -107,14 +107,39 @@ def _loaded(data: bytes) -> Any:
     return engine
 
 
+def _read(path: Path) -> bytes | None:
+    """What was kept, if it is whole: LLVM ends the process over an object that is not."""
+    try:
+        kept = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        log.warning("compiled kernels cannot be read: %s", error)
+        return None
+    mark, data = kept[:_MARK], kept[_MARK:]
+    if hashlib.sha256(data).digest() == mark:
+        return data
+    log.warning("compiled kernels are damaged and compiled anew: %s", path.name)
+    return None
+
+
 def _write(path: Path, data: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(data)
-        os.replace(file.name, path)
+            unfinished = Path(file.name)
+            try:
+                file.write(hashlib.sha256(data).digest() + data)
+                file.flush()
+                os.replace(unfinished, path)
+            except OSError:
+                unfinished.unlink()
+                raise
     except OSError as error:
         log.warning("compiled kernels cannot be kept: %s", error)
+
+
+_MARK = hashlib.sha256().digest_size
 
 
 @cache
