@@ -195,6 +195,11 @@ class SlotKVCache:
         """Put a prefilled row into slots first … first+copies-1."""
         length = row.offset
         if not length:
+            if self.keys is not None and self.values is not None:
+                # Whoever kept the state of the slot's last row may still look at this memory: a model
+                # that writes in place must have other.
+                self.keys[first : first + copies, :, :1] = 0
+                self.values[first : first + copies, :, :1] = 0
             return
         assert self.keys is not None and self.values is not None
         if first == 0 and copies == self.size.slots == 1 and row.keys.shape[2] == self.size.width:
