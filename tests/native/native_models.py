@@ -56,6 +56,8 @@ class Kind:
         }
         mx.random.seed(self.seed)
         model = module.Model(module.ModelArgs.from_dict(settings | self.more))
+        if self.more.get("tied"):
+            model.sanitize({})
         model.update(tree_map(self._random, model.parameters()))
         if self.bits:
             nn.quantize(model, self.group, self.bits)
@@ -66,8 +68,8 @@ class Kind:
     def _random(self, value: mx.array) -> mx.array:
         spread = 0.3 if value.ndim == 1 else 1.5 / value.shape[-1] ** 0.5
         # Norms are about 1, biases about 0.
-        middle = 1.0 if value.ndim == 1 and bool((value == 1).all()) else 0.0
-        return (mx.random.normal(value.shape) * spread + middle).astype(self.dtype)
+        ones = value.ndim == 1 and bool((value == 1).all()) and self.kind != "gemma3_text"
+        return (mx.random.normal(value.shape) * spread + float(ones)).astype(self.dtype)
 
     def native(self, threads: int = 2) -> NativeModel:
         model = self.build()

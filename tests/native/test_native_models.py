@@ -36,6 +36,8 @@ SCALED = {
                  "short_factor": [1.0] * 32, "long_factor": [1.0 + i / 8 for i in range(32)]},
 }  # fmt: skip
 
+GEMMA = {"sliding_window": 20, "sliding_window_pattern": 3, "query_pre_attn_scalar": 64}
+
 KINDS = {
     "llama": Kind(),
     "llama of 1 head": Kind(heads=(1, 1)),
@@ -51,6 +53,12 @@ KINDS = {
     "qwen2": Kind("qwen2"),
     "qwen2 with seven queries to a key": Kind("qwen2", heads=(14, 2), hidden=896),
     "qwen3": Kind("qwen3"),
+    "gemma3": Kind("gemma3_text", heads=(4, 1), head_size=256, layers=3, more=GEMMA),
+    "gemma3, tied, scaled": Kind(
+        "gemma3_text",
+        layers=4,
+        more=GEMMA | {"tied": True, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+    ),
     **{f"llama, {name}": Kind(more={"rope_scaling": how}) for name, how in SCALED.items()},
     **{
         f"{heads[0]} queries of {size} for {heads[1]} keys": Kind(heads=heads, head_size=size)
@@ -121,6 +129,7 @@ SAME_BITS = {
     "with biases in bfloat16": Kind("qwen2", heads=(7, 1), hidden=448, dtype=mx.bfloat16),
     "eight queries to a key": Kind("qwen3", heads=(8, 1), bits=8, group=32),
     "heads of 96": Kind(heads=(6, 2), head_size=96, dtype=mx.float16),
+    "gemma3": Kind("gemma3_text", (4, 1), 256, layers=3, bits=4, group=32, more=GEMMA),
 }
 
 

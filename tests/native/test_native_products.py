@@ -100,7 +100,7 @@ def test_outputs_start_with_what_they_are_told_to(form: Format, rows: int) -> No
     for start, more in (
         (stages.KEEP, there),
         (stages.BIAS, bias[None]),
-        (stages.KEEP_AND_BIAS, there + bias),
+        (stages.KEEP_BIAS, there + bias),
     ):
         found = multiply(matrix, x, start=start, there=there, bias=bias)[:, :outputs]
         assert (np.abs(found - (true + more)) <= allowed).all()
