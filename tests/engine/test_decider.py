@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from engine.world import World
 from hypothesis import given, settings
@@ -232,3 +234,21 @@ def test_a_row_that_grew_to_the_edge_of_the_memory_can_be_resumed() -> None:
     world.put(Submit(0, prompt, [Choice(0, 0, [1] * 350)], 380, Sampling()))
     world.run()
     assert world.finished == [(0, 0)] and not world.failed
+
+
+@pytest.mark.parametrize("recurring", [False, True])
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_mixed_lengths_cost_little_more_than_equal_ones(pipelined: bool, recurring: bool) -> None:
+    dice = random.Random(42)
+    lengths = [dice.randrange(200, 800) for _ in range(32)]
+    mean = sum(lengths) // len(lengths)
+    seconds = []
+    for sizes in ([mean] * len(lengths), lengths):
+        world = World(rows=32, chunk=2048, pipelined=pipelined, recurring=recurring)
+        for id, size in enumerate(sizes):
+            world.submit(id, size, 128)
+        world.run()
+        assert len(world.finished) == len(lengths)
+        seconds.append(world.now)
+    equal, mixed = seconds
+    assert mixed <= 1.3 * equal

@@ -126,6 +126,17 @@ def test_kills_from_outside_fail_nobody(shared: Server) -> None:
     streams.check()
 
 
+def test_what_no_message_can_carry_leaves_nothing_behind_for_the_next_death(shared: Server) -> None:
+    hello = poisoned.healthy(1, 5)
+    for hostile in ({"top_k": 1 << 64}, {"min_tokens": 1 << 64}, {"stop_token_ids": [1 << 70]}):
+        assert shared.post("/v1/completions", hello | hostile).status_code == 400
+    assert shared.status()["requests"] == []
+    before = shared.status()["restarts"]
+    shared.kill_engine()
+    _restarted(shared, before)
+    assert shared.post("/v1/completions", hello).status_code == 200
+
+
 def test_a_frozen_engine_is_ended_and_its_streams_go_on(shared: Server) -> None:
     streams = Streams(shared, 4, 400).start()
     before = shared.status()["restarts"]

@@ -1,7 +1,7 @@
-"""What is owed, lines 37, 38, 40 and 41 of the list of behaviours: test_NN is line NN.
+"""What is owed, lines 37, 38 and 40 to 42 of the list of behaviours: test_NN is line NN.
 
 Broken engines and mixed load: each of these was seen to fail once.
-Nothing here is asserted of a clock but where a line is about time itself, and then as a share.
+Nothing here is asserted of a clock.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import scripted
 from api import tiny_folder
-from api.endpoints import CHAT
+from api.endpoints import CHAT, COMPLETIONS
 from conftest import Server
 from scripted import Fault, Rule
 
@@ -29,7 +29,7 @@ from behaviours.hostile import (
     health,
     resident,
 )
-from behaviours.owed import until
+from behaviours.owed import Mill, post, until
 
 RECITED = ", ".join(f"line {n}" for n in range(150))
 MIB = 1 << 20
@@ -176,6 +176,17 @@ def test_40_memory_stays_within_its_budgets(roomy: Server) -> None:
     assert until(lambda: _held(roomy) == 0)
 
 
+def test_40_a_row_that_has_all_the_memory_ends_with_it(roomy: Server) -> None:
+    most = KV // roomy.status()["kv_bytes_per_token"]
+    with Watched(lambda: _held(roomy)) as held:
+        body = {"prompt": [7] * (most - 40), "max_tokens": 400, "temperature": 0}
+        answer = roomy.post("/v1/completions", body | {"ignore_eos": True}).json()
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert 30 <= answer["usage"]["completion_tokens"] <= 50, "as many as there was room for"
+    assert "raise --kv-memory for longer answers" in roomy.log()
+    assert held.peak <= KV
+
+
 @pytest.mark.parametrize("kind", ["wide", "long"])
 def test_41_whoever_waits_is_served(roomy: Server, kind: str) -> None:
     """However many small ones keep coming, a bounded number of them goes first."""
@@ -207,3 +218,27 @@ def test_41_whoever_waits_is_served(roomy: Server, kind: str) -> None:
             client.result()
     assert asked.result().status_code == 200, asked.result().text
     assert len(asked.result().json()["choices"]) == large.get("n", 1)
+
+
+def _counts(mill: Mill) -> tuple[float, int]:
+    return mill.metric("millrace_step_seconds_count"), mill.prefilled
+
+
+def test_42_mixed_lengths_cost_what_equal_ones_cost(mill: Mill) -> None:
+    """Counted in steps and prompt tokens that were run; what those cost is the benchmarks' matter."""
+    lengths = {"equal": [400] * 4, "mixed": [250, 350, 450, 550]}
+    costs: dict[str, list[float]] = {"equal": [], "mixed": []}
+    for turn in range(3):
+        for kind, words in lengths.items():
+            assert mill.idle()
+            before = _counts(mill)
+            # Nothing is guessed where logprobs are asked for: a step is a token of each.
+            body = COMPLETIONS.body("", max_tokens=64, temperature=0, ignore_eos=True)
+            body["cache_salt"] = f"42 {turn} {kind}"
+            body["prompt"] = [_words(count, 10 * turn + n) for n, count in enumerate(words)]
+            response = post(mill.client, COMPLETIONS, body | {"logprobs": 1})
+            assert response.status_code == 200, response.text
+            steps, run = (after - was for after, was in zip(_counts(mill), before, strict=True))
+            assert run <= response.json()["usage"]["prompt_tokens"], "nothing is run twice"
+            costs[kind].append(steps)
+    assert 0 < min(costs["mixed"]) <= 1.3 * min(costs["equal"]), costs
