@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
-from test_formats_support import PING, WEATHER, fold, function, read
+from test_formats_support import PING, SPECS, WEATHER, fold, function, read
 
-from millrace.errors import SetupError
+from millrace.errors import BadRequest, SetupError
 from millrace.text.formats import (
     by_name,
     choose,
@@ -18,6 +19,7 @@ from millrace.text.formats import (
     tool_from_openai,
 )
 from millrace.text.formats.call_encoder import Call, write_calls
+from millrace.text.grammar import calls_grammar, strict_grammar
 
 PING_CALL = Call("ping", {}, "abcdefgh2")
 
@@ -155,3 +157,25 @@ def test_detection_without_the_real_templates() -> None:
 def test_tool_shapes() -> None:
     assert tool_from_openai(WEATHER).required == ("city",)
     assert tool_from_openai(PING).properties == {}
+
+
+def test_the_table_in_the_docs_has_every_family_and_says_what_is_enforced() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "formats.md").read_text()
+    table = page.partition("## Families")[2].partition("## Reasoning")[0]
+    rows = [
+        line.replace("\\|", "/").strip("|").split("|")
+        for line in table.splitlines()
+        if "| `" in line
+    ]
+    assert sorted(row[0].strip(" `") for row in rows) == sorted(names())
+    tools = [type(tool)(tool.name, tool.parameters, "", True) for tool in SPECS]
+    for name, *_, enforced, strict in ([cell.strip() for cell in row] for row in rows):
+        format = by_name(name.strip("`"))
+        assert calls_grammar(format, tools, {}) and enforced == "yes"
+        try:
+            assert strict_grammar(format, tools, {}) is not None
+            assert strict == "yes", name
+        except BadRequest:
+            assert strict.startswith("no"), name
+    reasoning = page.partition("## Reasoning")[2].partition("## Evidence")[0]
+    assert all(f"`{name}`" in reasoning for name in thought_names() if name != "none")

@@ -38,9 +38,7 @@ def write_calls(format: OutputFormat, calls: Sequence[Call]) -> str:
 
 def written_syntax(format: OutputFormat) -> CallSyntax:
     """The syntax the family itself writes, of those it is read with."""
-    if format.name == "mistral":
-        return format.calls[1]
-    return format.calls[0]
+    return format.calls[format.written]
 
 
 def write_syntax(syntax: CallSyntax, calls: Sequence[Call]) -> str:
@@ -115,6 +113,9 @@ def _tagged(syntax: TaggedCalls, index: int, call: Call) -> str:
             text = _elements(value, syntax.nested)
         elif syntax.cdata and isinstance(value, str) and set(text) & set("<&\n"):
             text = f"<![CDATA[{text}]]>"
+        elif isinstance(value, str) and not syntax.cdata:
+            for spelling, meaning in syntax.escaped.items():
+                text = text.replace(meaning, spelling)
         parts.append(
             syntax.param_write.replace("{key}", key)
             .replace("{string}", "true" if isinstance(value, str) else "false")
@@ -159,7 +160,7 @@ def _messages(format: OutputFormat, syntax: Messages, calls: Sequence[Call]) -> 
     parts = []
     for call in calls:
         if syntax.inline_bodies:
-            body = write_syntax(format.calls[0], [call])
+            body = write_syntax(written_syntax(format), [call])
             parts.append(f" to={call.name}{syntax.message}{body}{syntax.ends[0]}")
         else:
             channel, constrain = syntax.header

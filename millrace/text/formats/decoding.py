@@ -21,7 +21,7 @@ BLANK = re.compile(r"\s+")
 _TOOL_NAME = re.compile(r"[\w.\-:/@$]{1,128}\Z")
 _LONGEST_TEXT = 512
 """More characters than any name, id or key of a call has."""
-_MOST_RETURNS = 64
+_MOST_RETURNS = 32
 """How often an answer's text may be read again after a fault, so that reading stays linear."""
 _SURPLUS = re.compile(r"[}\])\s]+")
 

@@ -7,11 +7,11 @@ are in a template wins, so that special cases stand before the general ones.
 from __future__ import annotations
 
 from millrace.text.formats import thoughts
+from millrace.text.formats.generic import PLAIN
 from millrace.text.formats.header_families import HEADER
 from millrace.text.formats.json_families import JSON
 from millrace.text.formats.syntax import (
     FormatFamily,
-    JsonCalls,
     Messages,
     OutputFormat,
     PythonCalls,
@@ -36,6 +36,21 @@ _MESSAGES: tuple[FormatFamily, ...] = (
 )
 
 _PYTHON: tuple[FormatFamily, ...] = (
+    FormatFamily(
+        OutputFormat(
+            "olmo3",
+            (
+                PythonCalls(
+                    opens=("<function_calls>",),
+                    closes=("</function_calls>",),
+                    soft=("<function_calls>",),
+                    fence="</function_calls>",
+                ),
+            ),
+            thoughts.THINK,
+        ),
+        (("<function_calls>", "<functions>"), ("<function_calls>", "<|im_start|>")),
+    ),
     FormatFamily(
         OutputFormat(
             "lfm2",
@@ -67,9 +82,6 @@ _FENCED: tuple[FormatFamily, ...] = (
     ),
 )
 
-FAMILIES: tuple[FormatFamily, ...] = (*_MESSAGES, *TAGGED, *HEADER, *_PYTHON, *JSON, *_FENCED)
+__all__ = ["FAMILIES", "PLAIN"]
 
-PLAIN = OutputFormat(
-    "plain",
-    (JsonCalls(soft=("<tool_call>",), soft_inside=False, fence="</tool_call>"),),
-)
+FAMILIES: tuple[FormatFamily, ...] = (*_MESSAGES, *TAGGED, *HEADER, *_PYTHON, *JSON, *_FENCED)

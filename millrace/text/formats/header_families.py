@@ -146,7 +146,7 @@ HEADER: tuple[FormatFamily, ...] = (
         ("<｜tool▁call▁begin｜>",),
     ),
     FormatFamily(
-        OutputFormat("mistral", (_MISTRAL_LIST, _MISTRAL_NAMED), thoughts.MISTRAL),
+        OutputFormat("mistral", (_MISTRAL_LIST, _MISTRAL_NAMED), thoughts.MISTRAL, written=1),
         (("[TOOL_CALLS]", "[ARGS]"),),
         ("[ARGS]",),
     ),

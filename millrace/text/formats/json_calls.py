@@ -189,3 +189,5 @@ def decode_header(state: Decoding, syntax: HeaderCalls) -> Steps[None]:
     yield from state.surplus("```")
     if syntax.closes:
         yield from state.closing("```", syntax.closes[0])
+    elif syntax.fence:
+        yield from state.closing(syntax.fence)

@@ -3,9 +3,30 @@
 from __future__ import annotations
 
 from millrace.text.formats import thoughts
+from millrace.text.formats.generic import NAMED_FUNCTION, TAGGED_FUNCTION, TOOLS_TAG
 from millrace.text.formats.syntax import FormatFamily, JsonCalls, OutputFormat, PythonCalls
 
+_CITATIONS = {"<co:": ">", "</co:": ">"}
+"""`<co>text</co: 0:[1,2]>` says which results support a text; the numbers mean nothing outside."""
+
 JSON: tuple[FormatFamily, ...] = (
+    FormatFamily(
+        OutputFormat(
+            "internlm",
+            (
+                JsonCalls(
+                    opens=("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"),
+                    closes=("<|action_end|>",),
+                    args_keys=("parameters", "arguments"),
+                    between="",
+                ),
+            ),
+            thoughts.THINK,
+            drops=frozenset({"<|action_start|>", "<|plugin|>"}),
+        ),
+        (("<|action_start|>",), ("<|plugin|>",)),
+        ("<|plugin|>",),
+    ),
     FormatFamily(
         OutputFormat(
             "command-r",
@@ -15,7 +36,6 @@ JSON: tuple[FormatFamily, ...] = (
                     closes=("<|END_ACTION|>",),
                     name_keys=("tool_name", "name"),
                     args_keys=("parameters", "arguments"),
-                    keep_ids=False,
                     layout="list",
                     padding="\n",
                     between=",\n",
@@ -25,7 +45,9 @@ JSON: tuple[FormatFamily, ...] = (
             thoughts.COMMAND,
             drops=frozenset(
                 {"<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"}
-            ),
+            )
+            | {"<co>", "</co>"},
+            tails=_CITATIONS,
             wrapper=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
         ),
         (("<|START_ACTION|>",),),
@@ -46,6 +68,8 @@ JSON: tuple[FormatFamily, ...] = (
                     ignored=("directly-answer", "directly_answer"),
                 ),
             ),
+            drops=frozenset({"<co>", "</co>"}),
+            tails=_CITATIONS,
         ),
         (("Action:", '"tool_name"', "<|CHATBOT_TOKEN|>"),),
     ),
@@ -100,9 +124,13 @@ JSON: tuple[FormatFamily, ...] = (
     FormatFamily(
         OutputFormat(
             "granite",
-            (JsonCalls(opens=("<|tool_call|>",), layout="list", padding="", between=", "),),
+            (
+                JsonCalls(
+                    opens=("<|tool_call|>", "<tool_call>"), layout="list", padding="", between=", "
+                ),
+            ),
             thoughts.GRANITE,
-            drops=frozenset({"<response>", "</response>"}),
+            drops=frozenset({"<response>", "</response>", "</tool_call>"}),
         ),
         (("<|start_of_role|>", "<|tool_call|>"),),
     ),
@@ -160,6 +188,23 @@ JSON: tuple[FormatFamily, ...] = (
     ),
     FormatFamily(
         OutputFormat(
+            "hunyuan-a13b",
+            (
+                JsonCalls(
+                    opens=("<tool_calls>",),
+                    closes=("</tool_calls>",),
+                    layout="list",
+                    padding="",
+                    between=", ",
+                ),
+            ),
+            thoughts.THINK,
+            drops=frozenset({"<answer>", "</answer>"}),
+        ),
+        (("<tool_calls>", "<answer>"),),
+    ),
+    FormatFamily(
+        OutputFormat(
             "minimax-m1",
             (
                 JsonCalls(
@@ -173,7 +218,12 @@ JSON: tuple[FormatFamily, ...] = (
     FormatFamily(
         OutputFormat(
             "hermes",
-            (JsonCalls(opens=("<tool_call>",), closes=("</tool_call>",)),),
+            (
+                JsonCalls(opens=("<tool_call>",), closes=("</tool_call>",)),
+                NAMED_FUNCTION,
+                TAGGED_FUNCTION,
+                TOOLS_TAG,
+            ),
             thoughts.THINK,
         ),
         (("<tool_call>",),),
@@ -190,9 +240,21 @@ JSON: tuple[FormatFamily, ...] = (
                     padding="",
                     between=", ",
                 ),
+                JsonCalls(soft=("```json", "```"), soft_inside=False, fence="```"),
+                JsonCalls(soft=("<tool_call>",), soft_inside=False, fence="</tool_call>"),
+                JsonCalls(soft=("[TOOL_CALLS]",), soft_inside=False),
             ),
         ),
         (('"tool_call_name"',),),
+    ),
+    FormatFamily(
+        OutputFormat(
+            "granite-20b",
+            (JsonCalls(opens=("<function_call>",), padding=" ", between=""),),
+            drops=frozenset({"</function_call>"}),
+        ),
+        (("<function_call>",),),
+        ("<function_call>",),
     ),
     FormatFamily(
         OutputFormat(

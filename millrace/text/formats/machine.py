@@ -14,7 +14,7 @@ from millrace.text.formats.channels import Router
 from millrace.text.formats.decoding import PARAGRAPH, Decoding
 from millrace.text.formats.json_calls import decode_header, decode_json
 from millrace.text.formats.pythonic import decode_python
-from millrace.text.formats.reader import Malformed, Reader, Steps
+from millrace.text.formats.reader import Malformed, Reader, Steps, Write
 from millrace.text.formats.sink import Sink, random_id
 from millrace.text.formats.syntax import (
     CallSyntax,
@@ -118,9 +118,10 @@ class OutputParser:
     def _body(self, ends: Patterns) -> Steps[str | None]:
         """Content with thoughts and calls in it, up to one of `ends`; returns which."""
         tables, sink = self._tables, self._sink
-        plain, broken = tables.content, tables.broken
+        plain, retry, broken = tables.content, tables.retry, tables.broken
         if ends.patterns:
             plain = Patterns([*plain.patterns, *ends.patterns])
+            retry = Patterns([*retry.patterns, *ends.patterns])
             broken = Patterns([*broken.patterns, *ends.patterns])
         patterns = plain
         yield from self._at_start()
@@ -131,25 +132,43 @@ class OutputParser:
             if marker in ends.patterns:
                 sink.marker()
                 return marker
-            patterns = plain
+            patterns_before, patterns = patterns, plain
             if marker in tables.thought_opens:
                 sink.marker()
                 yield from self._thought()
                 yield from self._at_start()
-            elif marker in tables.soft or marker in tables.again:
-                if not (yield from self._soft_call(marker)):
-                    self._verbatim(marker)
-                    patterns = broken
-            elif marker in tables.resets:
-                sink.content(marker)
             elif marker in tables.opens:
                 sink.marker()
                 if not (yield from self._call(tables.opens[marker])):
                     patterns = broken
+            elif marker in tables.soft or marker in tables.again:
+                if not (yield from self._soft_call(marker)):
+                    self._verbatim(marker)
+                    patterns = retry if patterns_before is not broken else broken
+            elif marker in tables.resets:
+                sink.content(marker)
+            elif marker in tables.tails:
+                yield from self._tail(marker, sink.content)
             else:
                 sink.marker()
                 if marker in tables.inner:
                     patterns = broken
+
+    def _tail(self, marker: str, write: Write) -> Steps[None]:
+        """Markup that goes on up to a certain text; without that it is none."""
+        here = self._reader.hold()
+        ends = Patterns([self._tables.tails[marker], "\n"])
+        try:
+            _, found = yield from self._state.header(ends)
+        except Malformed:
+            found = None
+        self._reader.release(here)
+        if found == self._tables.tails[marker] or self._reader.truncated:
+            self._sink.marker()
+        else:
+            self._reader.back(here)
+            if marker not in self._format.drops:
+                write(marker)
 
     def _verbatim(self, marker: str) -> None:
         if self._reader.at > len(self._primed):
@@ -186,9 +205,13 @@ class OutputParser:
                 else:
                     found = yield from self._soft_call(marker)
                 if not found:
-                    sink.reasoning(marker)
+                    if marker not in self._format.drops:
+                        sink.reasoning(marker)
                     patterns = tables.broken_thought
                     continue
+            elif marker in tables.tails:
+                yield from self._tail(marker, sink.reasoning)
+                continue
             elif marker not in tables.thought_closes:
                 continue
             sink.marker()

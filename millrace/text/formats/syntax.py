@@ -78,6 +78,8 @@ class HeaderCalls:
     """A name that means plain content follows."""
     soft: tuple[str, ...] = ()
     section: tuple[str, str] | None = None
+    fence: str = ""
+    """A closing text that is markup right after a call only."""
     between: str = ""
     template: str = ""
     """How one call is written, with {name}, {id}, {index} and {arguments}."""
@@ -98,6 +100,10 @@ class TaggedCalls:
     value_open: str = ""
     header_optional: bool = False
     """The name may be followed directly by a parameter or the end."""
+    type_tags: tuple[str, str] = ("", "")
+    """Around a parameter's type, where it may stand before the value."""
+    escaped: Mapping[str, str] = field(default_factory=dict)
+    """Spellings inside values, and what they mean."""
     cdata: bool = False
     nested: str = ""
     """A token before every tag of values that are written as elements in elements."""
@@ -166,6 +172,10 @@ class OutputFormat:
     """Markup without meaning for a client: turn ends, section borders, response wrappers."""
     primers: tuple[str, ...] = ()
     """Ends of a prompt that put the answer's first character inside markup."""
+    tails: Mapping[str, str] = field(default_factory=dict)
+    """Markup without meaning that goes on up to a text, by how it begins."""
+    written: int = 0
+    """Which of `calls` the family itself writes."""
     wrapper: tuple[str, str] = ("", "")
     """What the family may write around its content."""
     python_tools: bool = False
@@ -193,7 +203,8 @@ class OutputFormat:
         """Every text that must never reach a client as content."""
         found = set(self.drops)
         for syntax in self.calls:
-            found.update(syntax.opens, syntax.closes)
+            if syntax.opens:
+                found.update(syntax.opens, syntax.closes)
         if self.thought is not None:
             found.update(self.thought.opens, self.thought.closes)
         if self.messages is not None:

@@ -34,10 +34,12 @@ class Tables:
         """How calls begin inside markup whose first call was none."""
         self.inner: set[str] = set()
         closes: set[str] = set()
+        soft_closes: set[str] = set()
+        fields: set[str] = set()
         for syntax in format.calls:
             for marker in syntax.opens:
                 self.opens.setdefault(marker, []).append(syntax)
-            closes.update(syntax.closes)
+            (closes if syntax.opens else soft_closes).update(syntax.closes)
             for marker in _soft_markers(syntax, tools):
                 self.soft.setdefault(marker, []).append(syntax)
             if tools and isinstance(syntax, JsonCalls):
@@ -48,21 +50,21 @@ class Tables:
                     self.again.setdefault(marker, []).append(syntax)
             if tools and isinstance(syntax, PythonCalls) and syntax.bare:
                 self.start.setdefault("[", []).append(syntax)
-            if isinstance(syntax, TaggedCalls):
-                self.inner.update((syntax.param_open, syntax.value_open, *syntax.value_closes))
-            if isinstance(syntax, HeaderCalls):
-                self.inner.update(marker for marker in syntax.fields if marker.strip())
-        self.inner.discard("")
+            if syntax.opens and isinstance(syntax, TaggedCalls):
+                parts = (syntax.param_open, syntax.value_open, *syntax.value_closes)
+                self.inner.update(filter(is_markup, parts))
+            if syntax.opens and isinstance(syntax, HeaderCalls):
+                fields.update(filter(is_markup, syntax.fields))
+        self.inner |= fields
         thought = format.thought
         self.thought_opens = frozenset(thought.opens if thought else ())
         self.thought_closes = frozenset(thought.closes if thought else ())
-        fields = {m for s in format.calls if isinstance(s, HeaderCalls) for m in s.fields}
-        drops = {*format.drops, *closes, *self.thought_closes, *filter(is_markup, fields)} - {""}
+        drops = {*format.drops, *closes, *self.thought_closes, *fields} - {""}
         outside = {m for m in self.soft if not inside_call(m, self.soft[m])}
         section = {m.strip() for s in format.calls for m in getattr(s, "section", None) or ()}
         messages = format.messages
         ends = (messages.start, *messages.ends) if messages is not None else ()
-        anchors = {*self.opens, *closes, *outside, *section, *ends} - {""}
+        anchors = {*self.opens, *closes, *soft_closes, *outside, *section, *ends} - {""}
         self.anchors = tuple(sorted(m for m in anchors if not is_wordy(m)))
         """What opens or closes calls, to find the next one by when one is broken."""
         spelled = {s.dialect.delimiter for s in format.calls if isinstance(s, HeaderCalls)}
@@ -73,17 +75,18 @@ class Tables:
         """What is no part of arguments, except where a string that is closed holds it."""
         self.ignored = Patterns([*sorted(drops - self.inner), *ends])
         """What may be left over beside a call without any markup."""
-        self.content = Patterns([*self.opens, *self.soft, *self.thought_opens, *drops])
+        self.tails = format.tails
+        self.content = Patterns([*self.opens, *self.soft, *self.thought_opens, *drops, *self.tails])
         self.resets = {s.fence for s in format.calls if isinstance(s, JsonCalls | PythonCalls)}
         self.resets = (self.resets | {PARAGRAPH}) - {"", *self.content.patterns}
         """Plain texts after which broken markup is over."""
-        self.broken = Patterns(
-            [*self.content.patterns, *sorted(self.inner), *self.again, *self.resets]
-        )
+        self.retry = Patterns([*self.content.patterns, *self.again, *self.resets])
+        """Content after a text that could have begun a call."""
+        self.broken = Patterns([*self.retry.patterns, *sorted(self.inner)])
+        """Content inside markup that is no call's after all."""
         opens = list(self.opens) if tools else []
-        self.thought = Patterns(
-            [*opens, *(self.thought_opens | self.thought_closes | format.drops) - {""}]
-        )
+        closing = (self.thought_opens | self.thought_closes | format.drops) - {""}
+        self.thought = Patterns([*opens, *closing, *self.tails])
         self.broken_thought = Patterns([*self.thought.patterns, *self.again])
 
 

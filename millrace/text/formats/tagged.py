@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from millrace.text.formats.coerce import coerce, is_text, kinds, resolve
+from millrace.text.formats.coerce import coerce, is_text, kinds, properties, resolve
 from millrace.text.formats.decoding import Decoding
 from millrace.text.formats.reader import Malformed, Steps, Write, discard
 from millrace.text.formats.syntax import TaggedCalls
 from millrace.text.formats.values import escape
 
 _CDATA, _CDATA_END = "<![CDATA[", "]]>"
+_WRAPPERS = ("arguments", "input", "parameters", "properties")
+"""Names under which some models put all arguments at once."""
 
 
 def decode_tagged(state: Decoding, syntax: TaggedCalls) -> Steps[None]:
@@ -56,12 +58,17 @@ def _parameter(
     match = syntax.param_pattern.match(header)
     if marker != syntax.param_end or match is None:
         raise Malformed("no parameter name")
+    said = match.groupdict()
+    if syntax.type_tags[0]:
+        yield from state.blanks()
+        if (yield from reader.skip(syntax.type_tags[0])):
+            said["hint"], _ = yield from state.header(state.borders(syntax.type_tags[1:]))
     if syntax.value_open:
         yield from state.blanks()
         yield from reader.skip(syntax.value_open)
     key = match.group("name")
     lead = ("" if first else ", ") + json.dumps(key, ensure_ascii=False) + ": "
-    kind = _declared(schema, key, match.groupdict())
+    kind = _declared(schema, key, said)
     if syntax.cdata and (yield from reader.skip(_CDATA)):
         ends = ValueEnds(
             (_CDATA_END,), (), syntax.value_closes, (syntax.param_open, *syntax.closes)
@@ -70,11 +77,26 @@ def _parameter(
         if syntax.trims:
             yield from reader.skip("\n")
         ends = _value_ends(state, syntax)
-    marker = yield from _value(state, ends, lead, kind, schema)
+    if key in _WRAPPERS and not kind and properties(schema):
+        parts: list[str] = []
+        marker = yield from _text(state, ends, parts.append)
+        lead = "" if first else ", "
+        state.write(lead + _unwrapped("".join(parts), key, schema))
+    else:
+        marker = yield from _value(state, ends, lead, kind, schema)
     if marker == _CDATA_END:
         marker = yield from reader.until(state.borders(syntax.value_closes), discard)
         if marker is not None and marker not in syntax.value_closes:
             reader.unread(marker)
+
+
+def _unwrapped(text: str, key: str, schema: Mapping[str, Any]) -> str:
+    """All arguments written as the object of one parameter that the tool does not have."""
+    found = coerce(text, {"type": ["object", "string"]}, schema)
+    value = json.loads(found)
+    if isinstance(value, dict) and value and set(value) <= set(properties(schema)):
+        return found.strip()[1:-1].strip()
+    return json.dumps(key) + ": " + coerce(text, {}, schema)
 
 
 @dataclass(frozen=True)
@@ -87,10 +109,11 @@ class ValueEnds:
     doubtful: tuple[str, ...]
     """Marks of something else that a text may hold: they end it only right before `after`."""
     after: tuple[str, ...]
+    escaped: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def all(self) -> tuple[str, ...]:
-        return (*self.closes, *self.stops, *self.doubtful)
+        return (*self.closes, *self.stops, *self.doubtful, *self.escaped)
 
 
 def _value_ends(state: Decoding, syntax: TaggedCalls) -> ValueEnds:
@@ -101,7 +124,7 @@ def _value_ends(state: Decoding, syntax: TaggedCalls) -> ValueEnds:
         closes = (*closes, *("\n" + close for close in closes))
     stops = (*stops, *("\n" + stop for stop in stops))
     doubtful = (*syntax.closes, *("\n" + close for close in syntax.closes))
-    return ValueEnds(closes, stops, doubtful, state.anchors)
+    return ValueEnds(closes, stops, doubtful, state.anchors, syntax.escaped)
 
 
 def _value(
@@ -128,6 +151,9 @@ def _text(state: Decoding, ends: ValueEnds, write: Write) -> Steps[str]:
             raise Malformed("cut off")
         if marker in ends.closes:
             return marker
+        if marker in ends.escaped:
+            write(ends.escaped[marker])
+            continue
         if marker not in ends.doubtful or (yield from _ends_here(state, ends.after)):
             reader.unread(marker)
             return marker
@@ -144,14 +170,26 @@ def _ends_here(state: Decoding, after: tuple[str, ...]) -> Steps[bool]:
     return found
 
 
+_KINDS = {
+    "string": "string", "str": "string", "integer": "integer", "int": "integer",
+    "number": "number", "float": "number", "boolean": "boolean", "bool": "boolean",
+    "array": "array", "list": "array", "object": "object", "dict": "object", "null": "null",
+}  # fmt: skip
+
+
 def _declared(
     schema: Mapping[str, Any], key: str, said: Mapping[str, str | None]
 ) -> Mapping[str, Any]:
-    """The parameter's schema; where the tag itself says the type, that wins."""
+    """The parameter's schema; where the tag itself says the type, that wins.
+
+    A tag that only hints at it counts where the schema says nothing.
+    """
     if said.get("string") == "true" or said.get("type") == "string":
         return {"type": "string"}
-    properties = resolve(schema, schema).get("properties")
-    found = properties.get(key) if isinstance(properties, Mapping) else None
+    found = properties(schema).get(key)
+    if said.get("hint") and not kinds(found, schema):
+        kind = _KINDS.get(str(said["hint"]).partition("[")[0].strip().lower())
+        return {"type": kind} if kind else {}
     if said.get("string") == "false" and is_text(found, schema):
         return {}
     return found if isinstance(found, Mapping) else {}

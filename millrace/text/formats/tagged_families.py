@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from millrace.text.formats import thoughts
-from millrace.text.formats.syntax import FormatFamily, Messages, OutputFormat, TaggedCalls
+from millrace.text.formats.syntax import (
+    FormatFamily,
+    JsonCalls,
+    Messages,
+    OutputFormat,
+    TaggedCalls,
+)
 
 
 def _function_calls(section: tuple[str, str], trims: bool) -> TaggedCalls:
@@ -27,12 +34,15 @@ def _function_calls(section: tuple[str, str], trims: bool) -> TaggedCalls:
     )
 
 
-def _argument_calls(suffix: str = "", separator: str = "\n") -> TaggedCalls:
+def _argument_calls(
+    suffix: str = "", separator: str = "\n", prefix: str = "", sections: bool = False
+) -> TaggedCalls:
     def tag(name: str) -> str:
-        return f"<{name}{suffix}>"
+        slash = "/" * name.startswith("/")
+        return f"<{slash}{prefix}{name.removeprefix('/')}{suffix}>"
 
-    header = (tag("tool_sep"), "\n") if suffix else ("\n",)
-    wrap = (tag("tool_calls") + "\n", "\n" + tag("/tool_calls")) if suffix else ("", "")
+    header = (tag("tool_sep"), "\n") if sections and not prefix else ("\n",)
+    wrap = (tag("tool_calls") + "\n", "\n" + tag("/tool_calls")) if sections else ("", "")
     return TaggedCalls(
         opens=(tag("tool_call"),),
         header_end=header,
@@ -40,12 +50,15 @@ def _argument_calls(suffix: str = "", separator: str = "\n") -> TaggedCalls:
         param_open=tag("arg_key"),
         param_end=tag("/arg_key"),
         param_pattern=re.compile(r"\s*(?P<name>[^<>]*?)\s*\Z"),
+        type_tags=(tag("arg_type"), tag("/arg_type")),
         value_open=tag("arg_value"),
         value_closes=(tag("/arg_value"),),
         closes=(tag("/tool_call"),),
-        section=wrap if suffix else None,
+        section=wrap if sections else None,
         wrap=wrap,
-        call_open=tag("tool_call") + "{name}" + (header[0] + "\n" if suffix else separator),
+        call_open=tag("tool_call")
+        + "{name}"
+        + (header[0] + "\n" if len(header) > 1 else separator),
         param_write=tag("arg_key")
         + "{key}"
         + tag("/arg_key")
@@ -72,6 +85,10 @@ def _invoke_calls(token: str, section: tuple[str, str]) -> TaggedCalls:
         ),
         value_closes=(f"</{token}parameter>",),
         closes=(f"</{token}invoke>",),
+        # A value that holds its own closing tag is told to write it so.
+        escaped={f"&lt;/{token}parameter{end}": f"</{token}parameter>" for end in (">", "&gt;")}
+        if typed
+        else {},
         section=section,
         wrap=section,
         call_open=f'<{token}invoke name="{{name}}">\n',
@@ -82,15 +99,19 @@ def _invoke_calls(token: str, section: tuple[str, str]) -> TaggedCalls:
     )
 
 
-_QWEN = _function_calls(("<tool_call>", "</tool_call>"), trims=True)
+QWEN_CALLS = _QWEN = _function_calls(("<tool_call>", "</tool_call>"), trims=True)
 _SEED = _function_calls(("<seed:tool_call>", "</seed:tool_call>"), trims=False)
 _GLM = _argument_calls()
 _GLM_TIGHT = _argument_calls(separator="")
-_HUNYUAN = _argument_calls(":opensource")
-_MINIMAX2 = _invoke_calls("", ("<minimax:tool_call>\n", "</minimax:tool_call>"))
+_HUNYUAN = _argument_calls(":opensource", sections=True)
+_HUNYUAN_BARE = _argument_calls(sections=True)
+_LONGCAT = _argument_calls(prefix="longcat_")
+_IFM = _argument_calls(prefix="ifm|", separator="", sections=True)
+MINIMAX_CALLS = _MINIMAX2 = _invoke_calls("", ("<minimax:tool_call>\n", "</minimax:tool_call>"))
 _DSML_V32 = _invoke_calls("｜DSML｜", ("<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>"))
 _DSML_V4 = _invoke_calls("｜DSML｜", ("<｜DSML｜tool_calls>\n", "</｜DSML｜tool_calls>"))
 _ATEM = _invoke_calls("atem:", ("<atem:function_calls>\n", "</atem:function_calls>"))
+_LONGCAT_JSON = JsonCalls(opens=("<longcat_tool_call>",), closes=("</longcat_tool_call>",))
 _MARK = "]<]minimax[>["
 _MINIMAX3 = TaggedCalls(
     opens=(f'{_MARK}<invoke name="',),
@@ -106,13 +127,24 @@ _MINIMAX3 = TaggedCalls(
     param_write=f"{_MARK}<{{key}}>{{value}}{_MARK}</{{key}}>",
     call_close=f"{_MARK}</invoke>\n",
 )
+_DOTS = _invoke_calls("", ("<dots_function_call>\n", "</dots_function_call>"))
+_STEP3 = replace(
+    _invoke_calls("steptml:", ("<｜tool_calls_begin｜>\n", "<｜tool_calls_end｜>")),
+    call_open='<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="{name}">\n',
+    call_close="</steptml:invoke><｜tool_call_end｜>\n",
+)
+_QUOTED = r"\s*[\"']?(?P<name>[^\s\"'<>]+)[\"']?\s*\Z"
 _MINICPM = TaggedCalls(
-    opens=('<function name="',),
-    header_end=('">',),
-    param_open='<param name="',
-    param_end='">',
+    opens=("<function name=", "<functionname="),
+    header_end=(">",),
+    header_optional=True,
+    name_pattern=re.compile(_QUOTED),
+    param_open="<param name=",
+    param_end=">",
+    param_pattern=re.compile(_QUOTED),
     value_closes=("</param>",),
     closes=("</function>",),
+    escaped={"&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&apos;": "'"},
     cdata=True,
     call_open='<function name="{name}">',
     param_write='<param name="{key}">{value}</param>',
@@ -174,8 +206,62 @@ TAGGED: tuple[FormatFamily, ...] = (
         (("<minimax:tool_call>",),),
     ),
     FormatFamily(
-        OutputFormat("hunyuan", (_HUNYUAN,), thoughts.HUNYUAN, drops=_drops(_HUNYUAN)),
+        OutputFormat(
+            "hunyuan",
+            (_HUNYUAN, _HUNYUAN_BARE),
+            thoughts.HUNYUAN,
+            drops=_drops(_HUNYUAN) | _drops(_HUNYUAN_BARE),
+        ),
         (("'<tool_sep{}>'", ":opensource"),),
+    ),
+    FormatFamily(
+        OutputFormat(
+            "hunyuan-bare",
+            (_HUNYUAN_BARE, _HUNYUAN),
+            thoughts.THINK,
+            drops=_drops(_HUNYUAN) | _drops(_HUNYUAN_BARE),
+        ),
+        (("'<tool_sep{}>'",), ("<tool_sep>", "<arg_key>")),
+    ),
+    FormatFamily(
+        OutputFormat(
+            "k2-horizon",
+            (
+                _IFM,
+                JsonCalls(opens=("<ifm|tool_call>",), closes=("</ifm|tool_call>",)),
+            ),
+            thoughts.K2_HORIZON,
+            drops=_drops(_IFM),
+        ),
+        (("<ifm|tool_call",),),
+    ),
+    FormatFamily(
+        OutputFormat("longcat", (_LONGCAT_JSON, _LONGCAT), thoughts.LONGCAT, written=1),
+        (("<longcat_tool_call>", "<longcat_arg_key>"),),
+    ),
+    FormatFamily(
+        OutputFormat("longcat-json", (_LONGCAT_JSON, _LONGCAT), thoughts.LONGCAT),
+        (("<longcat_tool_call>",),),
+        ("<longcat_tool_call>",),
+    ),
+    FormatFamily(
+        OutputFormat(
+            "dots",
+            (_DOTS, JsonCalls(opens=("<dots_function_call>",))),
+            thoughts.THINK,
+            drops=_drops(_DOTS),
+        ),
+        (("<dots_function_call>",),),
+    ),
+    FormatFamily(
+        OutputFormat(
+            "step3",
+            (_STEP3,),
+            thoughts.THINK,
+            drops=_drops(_STEP3, "<｜tool_call_begin｜>", "<｜tool_sep｜>", "<｜tool_call_end｜>"),
+            tails={"<｜tool_call_begin｜>": "<｜tool_sep｜>"},
+        ),
+        (("steptml:",),),
     ),
     FormatFamily(
         OutputFormat(
@@ -206,11 +292,16 @@ TAGGED: tuple[FormatFamily, ...] = (
         (("<seed:tool_call>",),),
     ),
     FormatFamily(
-        OutputFormat("qwen3-coder", (_QWEN,), thoughts.THINK, drops=_drops(_QWEN)),
+        OutputFormat(
+            "qwen3-coder",
+            (_QWEN, JsonCalls(opens=("<tool_call>",), closes=("</tool_call>",))),
+            thoughts.THINK,
+            drops=_drops(_QWEN),
+        ),
         (("<function=", "<parameter="),),
     ),
     FormatFamily(
         OutputFormat("minicpm5", (_MINICPM,), thoughts.THINK),
-        (('<function name="', '<param name="'),),
+        (("<function name=", "<param name="),),
     ),
 )

@@ -26,9 +26,16 @@ MINIMAX3 = ThoughtSyntax("minimax-m3", ("<mm:think>",), ("</mm:think>",), lead="
 SOLAR = ThoughtSyntax("solar", ("<|think|>",), ("<|end|>",), lead="")
 KIMI3 = ThoughtSyntax("kimi-k3", ("<|open|>think<|sep|>",), ("<|close|>think<|sep|>",), lead="")
 HUNYUAN = ThoughtSyntax("hunyuan", ("<think:opensource>",), ("</think:opensource>",), lead="")
+LONGCAT = ThoughtSyntax("longcat", ("<longcat_think>",), ("</longcat_think>",))
+K2_HORIZON = ThoughtSyntax(
+    "k2-horizon",
+    ("<ifm|think>", "<ifm|think_fast>", "<ifm|think_faster>"),
+    ("</ifm|think>", "</ifm|think_fast>", "</ifm|think_faster>"),
+)
 
 THOUGHTS = (
-    SEED, MINIMAX3, KIMI3, HUNYUAN, COMMAND, GEMMA4, MISTRAL, APERTUS, APRIEL, SOLAR, GRANITE, THINK,
+    SEED, MINIMAX3, KIMI3, HUNYUAN, COMMAND, GEMMA4, MISTRAL, APERTUS, APRIEL, SOLAR, GRANITE,
+    LONGCAT, K2_HORIZON, THINK,
 )  # fmt: skip
 
 _SIGNS: tuple[tuple[str, ThoughtSyntax], ...] = (
@@ -40,6 +47,8 @@ _SIGNS: tuple[tuple[str, ThoughtSyntax], ...] = (
     ("<|inner_prefix|>", APERTUS),
     ("[BEGIN FINAL RESPONSE]", APRIEL),
     ("<think:opensource>", HUNYUAN),
+    ("<longcat_think>", LONGCAT),
+    ("<ifm|think", K2_HORIZON),
     ("</think>", THINK),
 )
 
