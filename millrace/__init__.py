@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from millrace.version import __version__
 
-__all__ = ["LLM", "__version__"]
+__all__ = ["LLM", "__version__", "parse_tool_calls", "split_reasoning"]
 
 if TYPE_CHECKING:
     from millrace.llm import LLM
+    from millrace.text.reading import parse_tool_calls, split_reasoning
 
 
 def __getattr__(name: str) -> Any:
@@ -18,4 +19,8 @@ def __getattr__(name: str) -> Any:
         from millrace.llm import LLM
 
         return LLM
+    if name in ("parse_tool_calls", "split_reasoning"):
+        from millrace.text import reading
+
+        return getattr(reading, name)
     raise AttributeError(f"module 'millrace' has no attribute {name!r}")

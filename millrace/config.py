@@ -128,6 +128,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Whether holders of different keys share cached state."""
     warm: str | None = None
     """A file of prompts that are run at the start, so that their state is there."""
+    defaults: dict[str, float] = {}
+    """What requests get that say nothing, by the names of their fields; the model's own otherwise."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

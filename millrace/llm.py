@@ -31,6 +31,7 @@ from millrace.serving.request import Request
 from millrace.serving.wishes import Wishes, fill
 from millrace.text.deltas import Content, Delta
 from millrace.text.dialect import Conversation
+from millrace.text.reading import CallsInText, SplitText, parse_tool_calls, split_reasoning
 
 T = TypeVar("T")
 Message = dict[str, Any]
@@ -116,9 +117,18 @@ class LLM:
         """Answer one prompt, or several at once in one batch.
 
         Options: temperature, top_p, top_k, min_p, typical_p, the penalties, logit_bias, min_tokens,
-        seed, max_tokens, stop, stop_token_ids, ignore_eos, priority, timeout.
+        bad_words, seed, max_tokens, stop, stop_token_ids, ignore_eos, priority, timeout. What is
+        left out is the model's own default.
         """
         return self._call(self._generate(prompt, options))
+
+    def split_reasoning(self, text: str) -> SplitText:
+        """What this model thought in a text of its own, and what it said."""
+        return split_reasoning(text, self._model.dialect.format)
+
+    def parse_tool_calls(self, text: str, tools: Sequence[dict[str, Any]]) -> CallsInText:
+        """The calls of these tools in a text of this model's, and what else it says."""
+        return parse_tool_calls(text, tools, self._model.dialect.format)
 
     async def agenerate(self, prompt: Any, **options: Any) -> Output | list[Output]:
         """`generate` for asyncio, on whatever loop the caller runs."""

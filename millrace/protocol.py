@@ -124,6 +124,17 @@ class Loading(msgspec.Struct, tag="loading"):
     stage: str
 
 
+class DeviceMemory(msgspec.Struct, array_like=True):
+    """What the engine's allocator holds, in bytes."""
+
+    active: int
+    """In use now."""
+    peak: int
+    """The most there was in use at once."""
+    cached: int
+    """Freed, and kept to be used again."""
+
+
 class Ready(msgspec.Struct, tag="ready"):
     """The engine takes requests from here on."""
 
@@ -135,6 +146,9 @@ class Ready(msgspec.Struct, tag="ready"):
     weight_bytes: int
     kv_budget: int
     kv_bytes_per_token: int
+    device_bytes: int = 0
+    """All the memory that the device has."""
+    memory: DeviceMemory | None = None
     checkpoints: bool = False
     """Some of the model's state is kept at boundaries only, so that it helps to be told of them."""
 
@@ -219,6 +233,8 @@ class Step(msgspec.Struct, tag="step", omit_defaults=True):
     cache_bytes: int = 0
     """Held by the prefix cache in memory."""
     cache_disk_bytes: int = 0
+    memory: DeviceMemory | None = None
+    """Told now and then."""
     seconds: float = 0.0
     """The turn's length."""
 

@@ -159,6 +159,27 @@ def serve(
     drain_timeout: Annotated[
         float, typer.Option(help="Seconds that running streams get to finish on SIGTERM.")
     ] = 30.0,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="Where a request has none; the model's own if not given. So do these:"),
+    ] = None,
+    top_p: Annotated[float | None, typer.Option(help="Share of the probability kept.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Tokens kept; 0 keeps all.")] = None,
+    min_p: Annotated[
+        float | None, typer.Option(help="Least share of the likeliest token's probability.")
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="Divides the logits of what the context has.")
+    ] = None,
+    presence_penalty: Annotated[
+        float | None, typer.Option(help="Taken from the logits of what was said.")
+    ] = None,
+    frequency_penalty: Annotated[
+        float | None, typer.Option(help="The same for each time it was said.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of an answer; what the window leaves if not given.")
+    ] = None,
     tool_format: Annotated[
         str | None,
         typer.Option(help="How the model writes tool calls; detected if not given (see docs)."),
@@ -228,6 +249,20 @@ def serve(
         cors_origins=tuple(cors_origin or ()),
         cache_isolation=one_of("--cache-isolation", cache_isolation, get_args(Isolation)),
         warm=warm,
+        defaults={
+            name: value
+            for name, value in (
+                ("temperature", temperature),
+                ("top_p", top_p),
+                ("top_k", top_k),
+                ("min_p", min_p),
+                ("repetition_penalty", repetition_penalty),
+                ("presence_penalty", presence_penalty),
+                ("frequency_penalty", frequency_penalty),
+                ("max_tokens", max_tokens),
+            )
+            if value is not None
+        },
     )
     asyncio.run(_serve(config))
 
@@ -236,11 +271,12 @@ async def _serve(config: ServeConfig) -> None:
     from millrace.api.responses.store import open_store
     from millrace.serving.listening import bind
     from millrace.serving.metrics import Metrics
-    from millrace.serving.opening import Workplace, open_model
+    from millrace.serving.opening import Workplace, check_defaults, open_model
     from millrace.serving.warming import read_file
     from millrace.text.volatile import Volatile
 
     # What is wrong with these is said before anything costly starts.
+    check_defaults(config.defaults)
     Volatile(config.engine.strip_volatile)
     lines = read_file(config.warm) if config.warm else []
     listener = bind(config.host, config.port)
@@ -254,6 +290,7 @@ async def _serve(config: ServeConfig) -> None:
             metrics,
             idle=config.keep_alive,
             max_queue=config.max_queue,
+            defaults=config.defaults,
         )
         # The engine is starting in its own process while the web framework is imported here.
         from millrace.api.context import Context

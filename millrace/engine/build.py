@@ -112,6 +112,8 @@ def build(
             weight_bytes=loaded.weight_bytes,
             kv_budget=budget.limit,
             kv_bytes_per_token=budget.row(1023) // 1024,
+            device_bytes=device.describe().memory,
+            memory=device.memory_now(),
             checkpoints=index is not None and runner.layout.needs.uncut,
         )
     )

@@ -15,6 +15,7 @@ from millrace.engine.transport import Transport
 from millrace.engine.turn import Outcome, Seen, Turn
 from millrace.errors import MillraceError
 from millrace.flight import FlightRecorder, NullRecorder
+from millrace.models.device import memory_now
 from millrace.protocol import (
     Abort,
     CacheQuery,
@@ -36,6 +37,8 @@ CLOSING_SECONDS = 10.0
 """How long the disk may take to write what it has not at the end."""
 DISK_WAIT = 0.002
 """Seconds between looks at the disk while there is nothing else to do."""
+WEIGH_EVERY = 0.5
+"""Seconds between two reports of the device's memory while something runs."""
 CHECK_EVERY = 60.0
 """Seconds between two looks at the cache's own order, in idle moments."""
 
@@ -69,6 +72,7 @@ class Engine:
         self._outcome = Outcome()
         self._stopping = False
         self._checked = clock()
+        self._weighed = 0.0
         self._found: list[AnyObservation] = list(store.found()) if store else []
 
     def run(self) -> None:
@@ -145,6 +149,9 @@ class Engine:
     def _report(self, step: Step) -> None:
         step.running = self._decider.running
         step.kv_bytes = self._executor.nbytes
+        if step.running == 0 or self._clock() - self._weighed >= WEIGH_EVERY:
+            self._weighed = self._clock()
+            step.memory = memory_now()
         if (cache := self._decider.cache) is not None:
             step.cache_bytes = cache.nbytes
             step.cache_disk_bytes = cache.disk_bytes

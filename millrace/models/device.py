@@ -19,6 +19,7 @@ from typing import Any, Literal
 import msgspec
 
 from millrace.models import blas
+from millrace.protocol import DeviceMemory
 
 Kind = Literal["cpu", "metal", "cuda"]
 Dtype = Literal["float32", "float16", "bfloat16"]
@@ -178,6 +179,11 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             found[package] = "missing"
     return found
+
+
+def memory_now() -> DeviceMemory:
+    mx = core()
+    return DeviceMemory(mx.get_active_memory(), mx.get_peak_memory(), mx.get_cache_memory())
 
 
 def host_memory() -> int:

@@ -29,6 +29,7 @@ from millrace.protocol import (
     AbortChoice,
     CacheQuery,
     CacheReport,
+    DeviceMemory,
     Failed,
     FromEngine,
     Prefilled,
@@ -43,7 +44,7 @@ from millrace.serving.admission import Admission
 from millrace.serving.connection import Connection, EngineGone
 from millrace.serving.in_flight import InFlight, Outcome
 from millrace.serving.keeper import Keeper, State
-from millrace.serving.metrics import ModelMetrics
+from millrace.serving.metrics import ModelMetrics, Totals
 from millrace.serving.suspicion import Suspicion
 
 log = logging.getLogger("millrace.serving")
@@ -68,6 +69,8 @@ class EngineClient:
         self._admission = admission
         self._metrics = metrics
         self._idle = idle
+        self._weighed: tuple[Ready | None, DeviceMemory | None] = (None, None)
+        """An engine, and its device's memory when it last told."""
         self._queries: dict[str, asyncio.Future[CacheReport]] = {}
         self._query_ids = map(str, itertools.count())
         self._numbers = itertools.count(1)
@@ -89,6 +92,18 @@ class EngineClient:
     @property
     def ready(self) -> Ready | None:
         return self._keeper.ready
+
+    @property
+    def memory(self) -> DeviceMemory | None:
+        """What the engine's device holds, as it was last told."""
+        engine, memory = self._weighed
+        if self.ready is None or engine is self.ready:
+            return memory if self.ready else None
+        return self.ready.memory
+
+    @property
+    def totals(self) -> Totals:
+        return self._metrics.totals
 
     @property
     def failure(self) -> MillraceError | None:
@@ -290,6 +305,8 @@ class EngineClient:
 
     def _stepped(self, step: Step) -> None:
         self._metrics.stepped(step)
+        if step.memory is not None:
+            self._weighed = self.ready, step.memory
         others_may = False
         parts: list[Prefilled | PromptLogprobs | RowTokens] = [
             *step.prefilled,

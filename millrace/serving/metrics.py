@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from millrace.protocol import HitKind, Step
+from millrace.protocol import DeviceMemory, HitKind, Step
 from millrace.serving.in_flight import InFlight
 
 _FINE = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -44,6 +45,7 @@ class Metrics:
         self.queued = gauge("queued", "Requests that have no token yet")
         self.kv_bytes = gauge("kv_bytes", "Bytes of key-value state held by the engine")
         self.cache_bytes = gauge("cache_bytes", "Bytes held by the prefix cache", ["model", "tier"])
+        self.device = gauge("device_bytes", "Memory of the engine's device", ["model", "kind"])
         self.ttft = histogram("time_to_first_token_seconds", "Arrival to first token", _COARSE)
         self.gap = histogram("inter_token_seconds", "Time between tokens of a row", _FINE)
         self.e2e = histogram("request_seconds", "Arrival to end", _COARSE)
@@ -60,10 +62,21 @@ class Metrics:
         return ModelMetrics(self, model)
 
 
+@dataclass
+class Totals:
+    """Since the server began."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+
+
 class ModelMetrics:
     """The same, seen from one model's engine."""
 
     def __init__(self, all: Metrics, model: str) -> None:
+        self.totals = Totals()
         self._all = all
         self._model = model
         self._step = all.step.labels(model)
@@ -80,6 +93,7 @@ class ModelMetrics:
             timed.labels(model)
 
     def arrived(self, active: InFlight) -> None:
+        self.totals.prompt_tokens += len(active.submit.prompt)
         self._all.prompt.labels(self._model).inc(len(active.submit.prompt))
 
     def queue(self, waiting: int) -> None:
@@ -92,6 +106,9 @@ class ModelMetrics:
     def stepped(self, step: Step) -> None:
         if step.seconds:
             self._step.observe(step.seconds)
+        if step.memory is not None:
+            for kind in DeviceMemory.__struct_fields__:
+                self._all.device.labels(self._model, kind).set(getattr(step.memory, kind))
         self._running.set(step.running)
         self._kv_bytes.set(step.kv_bytes)
         self.cache(step.cache_bytes, step.cache_disk_bytes)
@@ -107,6 +124,7 @@ class ModelMetrics:
     def first_token(self, active: InFlight) -> None:
         assert active.first_token is not None
         self._all.ttft.labels(self._model).observe(active.first_token - active.arrived)
+        self.totals.cached_tokens += active.cached
         self._all.cached.labels(self._model).inc(active.cached)
         self._all.hits.labels(self._model, active.hit).inc()
         # The prompt's last token is run by the batch step that draws the first new one.
@@ -115,11 +133,13 @@ class ModelMetrics:
     def token(self, gap: float | None, count: int) -> None:
         if gap is not None:
             self._gap.observe(gap)
+        self.totals.generated_tokens += count
         self._generated.inc(count)
 
     def restarted(self) -> None:
         self._all.restarts.labels(self._model).inc()
 
     def ended(self, active: InFlight, seconds: float) -> None:
+        self.totals.requests += 1
         self._all.e2e.labels(self._model).observe(seconds)
         self._all.requests.labels(active.endpoint, self._model, active.outcome).inc()

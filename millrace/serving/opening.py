@@ -5,20 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import shutil
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from millrace.config import EngineConfig
-from millrace.errors import ModelError
+from millrace.errors import ModelError, SetupError
 from millrace.models.window import read_config, window_of
 from millrace.serving.admission import Admission
 from millrace.serving.client import EngineClient
 from millrace.serving.connection import Connection, ProcessConnection
 from millrace.serving.metrics import Metrics
 from millrace.serving.model import ServedModel
+from millrace.serving.ranges import MOST
+from millrace.serving.request import in_range
+from millrace.text.reading import described
 from millrace.text.tasks import TextSide, TextSideConfig
+
+log = logging.getLogger("millrace.serving")
 
 
 class Workplace:
@@ -53,8 +59,10 @@ async def open_model(
     *,
     idle: float,
     max_queue: int,
+    defaults: Mapping[str, float] | None = None,
 ) -> ServedModel:
     """Start the engine first, since it takes longest, and read the text side meanwhile."""
+    check_defaults(defaults or {})
     window = window_of(read_config(Path(config.model)), config.context)
     admission = Admission(config.max_running, max_queue)
     client = EngineClient(launch, admission, metrics.of(config.name), idle=idle)
@@ -71,4 +79,16 @@ async def open_model(
     # What grammars need is read now, since it holds up everything else while it is.
     with contextlib.suppress(ModelError):
         await asyncio.to_thread(side.read_ahead)
-    return ServedModel(config.name, side, client)
+    log.info("%s: %s", config.name, described(side.dialect.format))
+    return ServedModel(config.name, side, client, defaults)
+
+
+def check_defaults(defaults: Mapping[str, float]) -> None:
+    """The server's own defaults are held to what requests are held to."""
+    for name, value in defaults.items():
+        fits = in_range(name, value)
+        if name == "max_tokens":
+            fits = isinstance(value, int) and 1 <= value <= MOST
+        if not fits:
+            option = name.replace("_", "-")
+            raise SetupError(f"--{option} {value} is out of range (docs/api.md has the ranges).")

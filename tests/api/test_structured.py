@@ -137,3 +137,24 @@ def test_what_cannot_be_enforced_is_refused_by_name(
     response = server.post("/v1/chat/completions", body)
     assert response.status_code == 400
     assert word in response.json()["error"]["message"]
+
+
+def test_seeds_differ_where_the_temperature_is_the_models_own(server: Server) -> None:
+    """Its 0.2 leaves little to choose from, so that not every two seeds do."""
+    properties = {"name": {"type": "string"}, "age": {"type": "integer"}}
+    form = {"type": "object", "properties": properties, "required": list(properties)}
+    body = {
+        "messages": [{"role": "user", "content": "Give me a person."}],
+        "max_tokens": 40,
+        "json_schema": form | {"additionalProperties": False},
+    }
+
+    def texts(**more: Any) -> list[str]:
+        answers = [server.post("/v1/chat/completions", body | more | {"seed": s}) for s in range(3)]
+        return [a.json()["choices"][0]["message"]["content"] for a in answers]
+
+    drawn = texts()
+    assert drawn == texts(temperature=0.2, top_p=0.9), "what the model's authors recommend"
+    assert len(set(drawn)) > 1
+    assert len(set(texts(temperature=1.0, top_p=1.0))) == 3
+    assert len(set(texts(temperature=0))) == 1

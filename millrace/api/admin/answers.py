@@ -50,6 +50,24 @@ class RequestStatus(msgspec.Struct):
     endpoint: str
 
 
+class MemoryStatus(msgspec.Struct):
+    """Bytes of the engine's device: in use, the most there was, freed and kept, and all there is."""
+
+    active: int
+    peak: int
+    cached: int
+    total: int
+
+
+class TotalsStatus(msgspec.Struct):
+    """Since the server began."""
+
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+
+
 class ModelStatus(msgspec.Struct):
     name: str
     state: State
@@ -63,6 +81,8 @@ class ModelStatus(msgspec.Struct):
     load_seconds: float | None
     kv_budget: int | None
     kv_bytes_per_token: int | None
+    device_memory: MemoryStatus | None
+    totals: TotalsStatus
     requests: list[RequestStatus]
 
 

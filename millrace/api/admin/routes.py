@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -14,6 +16,7 @@ from millrace.api.answer import as_json
 from millrace.api.context import context_of
 from millrace.api.openapi.describe import describe
 from millrace.errors import NotFound
+from millrace.serving.client import EngineClient
 from millrace.serving.in_flight import InFlight
 from millrace.serving.keeper import State
 from millrace.serving.model import ServedModel
@@ -93,8 +96,17 @@ def _model(model: ServedModel) -> dict[str, Any]:
         "load_seconds": ready.load_seconds if ready else None,
         "kv_budget": ready.kv_budget if ready else None,
         "kv_bytes_per_token": ready.kv_bytes_per_token if ready else None,
+        "device_memory": _memory(client),
+        "totals": asdict(client.totals),
         "requests": [_request(r) for r in client.in_flight.values()],
     }
+
+
+def _memory(client: EngineClient) -> dict[str, int] | None:
+    memory, ready = client.memory, client.ready
+    if memory is None or ready is None:
+        return None
+    return msgspec.structs.asdict(memory) | {"total": ready.device_bytes}
 
 
 def _request(active: InFlight) -> dict[str, Any]:
