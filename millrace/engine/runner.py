@@ -137,6 +137,7 @@ class Runner:
     def reserve(self, size: Rectangle) -> None:
         if not self._batch:
             self._batch = self._empty_batch()
+        self._positions.moved += 1
         for cache in self._batch:
             if isinstance(cache, SlotKVCache):
                 cache.resize(size, len(self))
@@ -146,6 +147,7 @@ class Runner:
         """Add so many rows that go on from a prompt's state after `length` tokens."""
         caches = self._prompts.pop(job, None) or self.make_caches()
         first = len(self)
+        self._positions.moved += 1
         if not self._batch:
             self._batch = self._empty_batch()
         for i, (mine, theirs) in enumerate(zip(self._batch, caches, strict=True)):
@@ -165,6 +167,7 @@ class Runner:
         if not order:
             self.empty()
             return
+        self._positions.moved += 1
         index = mx.array(order, mx.int32)
         for cache in self._batch:
             if isinstance(cache, SlotKVCache):
@@ -179,6 +182,7 @@ class Runner:
         """Let go of the batch and its memory."""
         self._batch, self._size = [], NOTHING
         self._positions.lens = []
+        self._positions.moved += 1
 
     def step(self, inputs: mx.array) -> mx.array:
         """Launch the model on one or several tokens of each row; returns logits of them all.

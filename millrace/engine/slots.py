@@ -33,6 +33,8 @@ class Positions:
     def __init__(self, shapes: Shapes) -> None:
         self._shapes = shapes
         self.lens: list[int] = []
+        self.moved = 0
+        """How often rows have come to lie elsewhere."""
         self.rows = 0
         """Rows of the step, those beyond the batch included."""
         self.width = 0
@@ -156,6 +158,11 @@ class SlotKVCache:
     def places(self) -> list[int]:
         """Where each row writes its next token."""
         return self.at.lens
+
+    @property
+    def moved(self) -> int:
+        """Its memory is where it was as long as this is the same."""
+        return self.at.moved
 
     def make_mask(
         self, n: int, return_array: bool = False, window_size: int | None = None

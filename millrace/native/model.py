@@ -37,6 +37,8 @@ class NativeModel:
         self._buffers: Buffers | None = None
         self._angles: list[tuple[Array, Array]] = []
         self._programs: dict[tuple[int, int, bool], Program] = {}
+        self._found: tuple[Any, int, int, Tables] | None = None
+        """The batch whose memory the tables tell, and how often it had moved by then."""
 
     def parameters(self) -> dict[str, Any]:
         """What mlx-lm's models give: arrays of MLX's, of which there are none."""
@@ -70,7 +72,7 @@ class NativeModel:
         )
         tables, buffers = self._tables, self._buffers
         assert tables is not None and buffers is not None
-        _note_memory(tables, cache, rows)
+        self._find_memory(cache, rows)
         tables.tokens[:total] = ids.reshape(-1)
         starts = np.asarray(places, np.int64)
         tables.places[:total] = (starts[:, None] + np.arange(count)).reshape(-1)
@@ -111,8 +113,18 @@ class NativeModel:
                 self._widen(layer, rows, count)
         else:
             places = list(first.places)
-        mx.eval([array for layer in cache for array in (layer.keys, layer.values)])
         return places
+
+    def _find_memory(self, cache: list[Any], rows: int) -> None:
+        """Note where rows lie, unless that has been done and nothing has moved since."""
+        assert self._tables is not None
+        found = None
+        if not isinstance(cache[0], KVCache):
+            found = cache[0], cache[0].moved, rows, self._tables
+        if found is None or self._found != found:
+            mx.eval([array for layer in cache for array in (layer.keys, layer.values)])
+            _note_memory(self._tables, cache, rows)
+        self._found = found
 
     def _widen(self, layer: KVCache, rows: int, count: int) -> None:
         needed = layer.offset + count
