@@ -64,7 +64,3 @@ def shared() -> Code:
     ):
         kernels[body.__name__] = body
     return compile_kernels("shared", kernels)
-
-
-WAITS = stages.HEAD.index("waits")
-"""The field that tells how many stages have been waited for, this one included."""

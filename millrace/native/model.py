@@ -16,7 +16,7 @@ from millrace.native import attention, library
 from millrace.native.packing import Array
 from millrace.native.plan import Plan
 from millrace.native.pool import Pool
-from millrace.native.program import TAKEN, UNITS, Buffers, Program, Tables, Writer
+from millrace.native.program import UNITS, Buffers, Program, Tables, Writer
 
 _MOST_PROGRAMS = 64
 _STEP = 256
@@ -82,7 +82,6 @@ class NativeModel:
             tables.merges[: len(items.merges)] = items.merges
         program = self._program(total, wanted, items.few)
         records = program.records
-        records[:, TAKEN] = 0
         records[program.attending, UNITS] = len(items.items)
         records[program.merging, UNITS] = len(items.merges)
         buffers.x[total : library.padded_rows(total)] = 0
@@ -143,6 +142,7 @@ class NativeModel:
         if key not in self._programs:
             assert self._buffers and self._tables and self._angles
             if len(self._programs) >= _MOST_PROGRAMS:
+                self._pool.settle()
                 self._programs.clear()
             writer = Writer(self._plan, self._buffers, self._tables, self._angles)
             self._programs[key] = writer.write(tokens, logits, few=few)
@@ -154,6 +154,7 @@ class NativeModel:
         if size == self._size:
             return
         plan, layers = self._plan, len(self._plan.layers)
+        self._pool.settle()
         self._programs.clear()
         self._tables = Tables(layers, size.tokens, size.rows, max(size.items, size.merges))
         self._buffers = Buffers(plan, size.tokens, size.logits, size.items, self._pool.threads)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import threading
+import time
 from queue import SimpleQueue
 
-import numpy as np
+from millrace.native import library, stages
+from millrace.native.packing import Array
 
-from millrace.native import library
-from millrace.native.packing import Array, aligned
-
-_Driver = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 8)
+_Driver = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 6)
+_Work = tuple[int, int, int, int]
+TAKEN, DONE = stages.HEAD.index("taken"), stages.HEAD.index("done")
 
 
 class Pool:
@@ -21,31 +23,34 @@ class Pool:
         self.threads = threads
         self._driver = _Driver(library.shared().address["driver"])
         self._give_way = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value or 0
-        self._arrived = aligned((8,), np.int64)
-        self._before = 0
-        self._work: list[SimpleQueue[tuple[int, int, int, int]]] = []
+        self._runs = itertools.count(1)
+        self._work: list[SimpleQueue[_Work]] = [SimpleQueue() for _ in range(threads - 1)]
+        self._sent, self._left = 0, [0] * (threads - 1)
         for number in range(1, threads):
-            queue: SimpleQueue[tuple[int, int, int, int]] = SimpleQueue()
             name = f"millrace-native-{number}"
-            threading.Thread(
-                target=self._serve, args=(queue, number), name=name, daemon=True
-            ).start()
-            self._work.append(queue)
+            threading.Thread(target=self._serve, args=(number,), name=name, daemon=True).start()
 
     def run(self, program: Array) -> None:
-        """Carry out a program, whose last stage is waited for."""
-        stages, fields = program.shape
-        work = (program.ctypes.data, stages, fields * program.itemsize, self._before)
+        """Carry out a program, whose last stage is waited for.
+
+        Others may still be leaving it then, so its memory must stay until they have (`settle`).
+        """
+        run = next(self._runs) % 2**31
+        program[:, DONE] = 0
+        program[:, TAKEN] = run << stages.RUN_BITS
+        work = (program.ctypes.data, program.shape[0], program.strides[0], run)
+        self._sent += 1
         for queue in self._work:
             queue.put(work)
-        self._call(work, 0)
-        self._before += int(program[-1, library.WAITS]) * self.threads
+        self._driver(*work, 0, self._give_way)
 
-    def _serve(self, queue: SimpleQueue[tuple[int, int, int, int]], number: int) -> None:
+    def settle(self) -> None:
+        """Wait until nobody but the caller looks at a program."""
+        while any(left < self._sent for left in self._left):
+            time.sleep(0)
+
+    def _serve(self, number: int) -> None:
+        queue = self._work[number - 1]
         while True:
-            self._call(queue.get(), number)
-
-    def _call(self, work: tuple[int, int, int, int], number: int) -> None:
-        program, stages, size, before = work
-        arrived = self._arrived.ctypes.data
-        self._driver(program, stages, size, arrived, before, self.threads, number, self._give_way)
+            self._driver(*queue.get(), number, self._give_way)
+            self._left[number - 1] += 1

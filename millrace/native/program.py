@@ -17,8 +17,7 @@ from millrace.native.plan import LayerPlan, Plan
 from millrace.native.products import FLOAT_BYTES, SUMS
 
 _FIELDS = 24
-_INDEX = {name: place for place, name in enumerate(stages.HEAD)}
-UNITS, TAKEN, WAITS = _INDEX["units"], _INDEX["taken"], _INDEX["waits"]
+UNITS = stages.HEAD.index("units")
 
 
 @dataclass
@@ -78,7 +77,8 @@ class Writer:
     ) -> None:
         self._plan, self._buffers, self._tables, self._angles = plan, buffers, tables, angles
         self._records: list[list[int]] = []
-        self._barriers = 0
+        self._together = 0
+        """Stages that nobody has waited for."""
         self._attending: list[int] = []
         self._merging: list[int] = []
 
@@ -112,9 +112,9 @@ class Writer:
 
     def _stage(self, function: int, units: int, fields: dict[str, int], names: tuple[str, ...],
                *, last: bool = True) -> None:  # fmt: skip
-        if last:
-            self._barriers += 1
-        head = [function, units, 0, self._barriers if last else 0]
+        self._together += 1
+        waits, self._together = (self._together, 0) if last else (0, self._together)
+        head = [function, units, 0, 0, waits]
         self._records.append(head + [fields[name] for name in names])
 
     def _embed(self, matrix: Packed, tokens: int) -> None:

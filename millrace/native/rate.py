@@ -34,15 +34,15 @@ def measure(threads: int, seconds: float = 0.5) -> float:
     function = library.of_format(form).address["streamed1"]
     units = _OUTPUTS // 16 // library.streamed_blocks(1)
     program = np.zeros((1, len(stages.HEAD) + len(stages.PRODUCT)), np.int64)
-    program[0, : len(stages.HEAD)] = function, units, 0, 1
+    program[0, : len(stages.HEAD)] = function, units, 0, 0, 1
     program[0, len(stages.HEAD) :] = [fields.get(name, 0) for name in stages.PRODUCT]
     pool = Pool(threads)
     best, until = float("inf"), time.perf_counter() + seconds
     while time.perf_counter() < until:
-        program[0, stages.HEAD.index("taken")] = 0
         begin = time.perf_counter()
         pool.run(program)
         best = min(best, time.perf_counter() - begin)
+    pool.settle()
     return _OUTPUTS * _INPUTS / best
 
 

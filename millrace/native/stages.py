@@ -17,9 +17,11 @@ from millrace.native.products import FLOAT_BYTES, VECTOR
 
 WORD = 8
 """Bytes of a field of a record."""
-HEAD = ("function", "units", "taken", "waits")
-"""The fields every record begins with: what to call, how often, how often it has been called so far, and
-whether the next stage must wait until this one is done."""
+HEAD = ("function", "units", "taken", "done", "waits")
+"""The fields every record begins with: what to call and how often; the run and how many units were taken in
+it; how many are done; and how many stages, from this one backwards, must be done before the next begins."""
+RUN_BITS = 32
+"""Above these bits of `taken` stands the number of the run."""
 
 
 class Record:
@@ -197,52 +199,66 @@ def driver(
     program: Value,
     stages: Value,
     record_bytes: Value,
-    arrived: Value,
-    before: Value,
-    workers: Value,
+    run: Value,
     thread: Value,
     give_way: Value,
 ) -> None:
-    """Run a program's stages, beside other threads that do the same.
+    """Take units of a program's stages, beside other threads that do the same, until all are done.
 
-    `arrived` counts the threads that have come to the end of a stage, since the first program of all;
-    there had been `before` of them. `give_way` is the address of the system's own function by which a
-    thread lets others run.
+    Nobody waits for a thread that holds no unit: one that the system has put aside comes back to stages
+    that are done, or to another run, of which it takes nothing. `give_way` is the address of the system's
+    own function by which a thread lets others run.
     """
     b = e.builder
     each = e.loop(stages)
     record = e.at(program, e.times(each.index, record_bytes))
     r = Record(e, record, ())
-    taken = b.inttoptr(e.at(record, WORD * HEAD.index("taken")), LONG.as_pointer())
-    kind = ir.FunctionType(ir.VoidType(), [LONG] * 3)
-    function = b.inttoptr(r.function, kind.as_pointer())
-    units = r.units
-    again, work, done = (b.append_basic_block(name) for name in ("again", "work", "done"))
-    b.branch(again)
-    b.position_at_end(again)
-    unit = b.atomic_rmw("add", taken, long(1), "monotonic")
-    b.cbranch(b.icmp_signed("<", unit, units), work, done)
+    taken, done = (
+        b.inttoptr(e.at(record, WORD * HEAD.index(name)), LONG.as_pointer())
+        for name in ("taken", "done")
+    )
+    function = b.inttoptr(r.function, ir.FunctionType(ir.VoidType(), [LONG] * 3).as_pointer())
+    units, waits = r.units, r.waits
+    look, try_it, take, work, leave, over = (
+        b.append_basic_block(name) for name in ("look", "try", "take", "work", "leave", "over")
+    )
+    b.branch(look)
+    b.position_at_end(look)
+    seen = b.load_atomic(taken, "acquire", WORD, typ=LONG)
+    b.cbranch(b.icmp_signed("==", b.lshr(seen, long(RUN_BITS)), run), try_it, leave)
+    b.position_at_end(try_it)
+    unit = b.and_(seen, long(2**RUN_BITS - 1))
+    b.cbranch(b.icmp_signed("<", unit, units), take, over)
+    b.position_at_end(take)
+    swapped = b.cmpxchg(taken, seen, b.add(seen, long(1)), "acq_rel", "acquire")
+    b.cbranch(b.extract_value(swapped, 1), work, look)
     b.position_at_end(work)
     b.call(function, [record, unit, thread])
-    b.branch(again)
-    b.position_at_end(done)
-    with b.if_then(b.icmp_signed("!=", r.waits, long(0))):
-        _wait(e, arrived, b.add(before, e.times(r.waits, workers)), give_way)
+    b.atomic_rmw("add", done, long(1), "acq_rel")
+    b.branch(look)
+    b.position_at_end(leave)
+    b.ret_void()
+    b.position_at_end(over)
+    with b.if_then(b.icmp_signed(">", waits, long(0))):
+        before = e.loop(waits)
+        _wait(e, b.sub(record, e.times(before.index, record_bytes)), give_way)
+        before.close()
     each.close()
 
 
-def _wait(e: Emitter, arrived: Value, all_of_them: Value, give_way: Value) -> None:
+def _wait(e: Emitter, record: Value, give_way: Value) -> None:
+    """Until a stage's units are done."""
     b = e.builder
-    counter = b.inttoptr(arrived, LONG.as_pointer())
-    b.atomic_rmw("add", counter, long(1), "acq_rel")
+    units = Record(e, record, ()).units
+    done = b.inttoptr(e.at(record, WORD * HEAD.index("done")), LONG.as_pointer())
     look, tired, rest = (b.append_basic_block(name) for name in ("look", "tired", "rest"))
     before = b.block
     b.branch(look)
     b.position_at_end(look)
     looks = b.phi(LONG)
     looks.add_incoming(long(0), before)
-    now = b.load_atomic(counter, "acquire", WORD, typ=LONG)
-    b.cbranch(b.icmp_signed("<", now, all_of_them), tired, rest)
+    now = b.load_atomic(done, "acquire", WORD, typ=LONG)
+    b.cbranch(b.icmp_signed("<", now, units), tired, rest)
     b.position_at_end(tired)
     more = b.add(looks, long(1))
     # A thread that waits long may be on the core that another one needs.
@@ -253,7 +269,7 @@ def _wait(e: Emitter, arrived: Value, all_of_them: Value, give_way: Value) -> No
     b.position_at_end(rest)
 
 
-_LOOKS = 20_000
+_LOOKS = 2000
 
 
 def _begin(e: Emitter, r: Record, first: Value, out: Value, blocks: int, rows: Value) -> None:
