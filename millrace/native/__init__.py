@@ -12,16 +12,22 @@ or a model is not known, MLX runs it.
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 log = logging.getLogger("millrace.native")
 
 
-def native(model: Any, threads: int) -> Any | None:
-    """The model run by our own kernels, its weights packed and gone from it; None where that cannot be."""
+def native(model: Any, threads: int, folder: Path | None = None) -> Any | None:
+    """The model run by our own kernels, its weights packed and gone from it; None where that cannot be.
+
+    What its folder has in compact form (`compact`) is taken in place of the model's own weights.
+    """
     try:
+        import mlx.core as mx
+
         from millrace.native.model import NativeModel
-        from millrace.native.packing import Unsupported
+        from millrace.native.packing import Unsupported, read_compact
         from millrace.native.plan import check, plan
     except (ImportError, OSError) as error:
         # llvmlite that finds its own library missing or unfit says so with an OSError.
@@ -33,4 +39,8 @@ def native(model: Any, threads: int) -> Any | None:
     except Unsupported as reason:
         log.info("weights are widened to float32: %s", reason)
         return None
-    return NativeModel(plan(model), threads, model.args)
+    compact = read_compact(folder) if folder is not None else {}
+    packed = plan(model, compact)
+    # The arrays that the weights were read into; MLX would keep them for others of their size.
+    mx.clear_cache()
+    return NativeModel(packed, threads, model.args)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -10,6 +11,7 @@ import mlx.nn as nn
 import numpy as np
 import numpy.typing as npt
 
+from millrace.native.compact import KINDS, SPAN, STEM
 from millrace.native.emit import LANES
 from millrace.native.formats import DENSE_GROUP, Format
 
@@ -42,7 +44,7 @@ class Packed:
 
     @property
     def groups(self) -> int:
-        return int(self.data.shape[1])
+        return int(self.data.shape[1]) * self.form.span
 
     @property
     def nbytes(self) -> int:
@@ -56,6 +58,7 @@ def check_layer(layer: Any) -> None:
             raise Unsupported(f"weights are quantised as {layer.mode}")
         if layer.group_size % DENSE_GROUP:
             raise Unsupported(f"weights are quantised in groups of {layer.group_size}")
+        _codes(layer.bits)
         _scale_kind(layer["scales"].dtype)
     elif type(layer) in (nn.Linear, nn.Embedding):
         if layer["weight"].shape[1] % DENSE_GROUP:
@@ -65,10 +68,48 @@ def check_layer(layer: Any) -> None:
         raise Unsupported(f"a layer is {type(layer).__name__}")
 
 
-def pack(layer: Any) -> Packed:
-    """A linear or embedding layer's matrix; its own arrays are let go of."""
+@dataclass(frozen=True)
+class Compact:
+    """A matrix's arrays of the file that holds what MLX cannot, and its type in GGUF."""
+
+    kind: str
+    arrays: dict[str, mx.array]
+
+
+def read_compact(folder: Path) -> dict[str, Compact]:
+    """What a model's folder has in compact form, by the names of its modules; no values are read yet."""
+    found: dict[str, Compact] = {}
+    for path in sorted(folder.glob(f"{STEM}*.safetensors")):
+        for name, array in mx.load(str(path)).items():
+            module, kind, part = name.rsplit(".", 2)
+            if kind in KINDS:
+                found.setdefault(module, Compact(kind, {})).arrays[part] = array
+    return found
+
+
+class Packer:
+    """Packs a model's layers, those that have a compact form from that."""
+
+    def __init__(self, model: Any, compact: dict[str, Compact]) -> None:
+        modules = dict(model.named_modules()) if compact else {}
+        self._compact = {
+            id(modules[name]): compact.pop(name) for name in modules if name in compact
+        }
+
+    def pack(self, layer: Any) -> Packed:
+        return pack(layer, self._compact.pop(id(layer), None))
+
+
+def pack(layer: Any, compact: Compact | None = None) -> Packed:
+    """A linear or embedding layer's matrix; its own arrays are let go of.
+
+    What is given in compact form takes the place of the layer's weights, which are not read then.
+    """
     check_layer(layer)
-    packed = _quantized(layer) if "scales" in layer else _dense(layer["weight"])
+    if compact is not None:
+        packed = _compact(layer, compact)
+    else:
+        packed = _quantized(layer) if "scales" in layer else _dense(layer["weight"])
     bias = floats(layer["bias"]) if "bias" in layer else None
     for name in ("weight", "scales", "biases"):
         if name in layer:
@@ -89,33 +130,69 @@ def _quantized(layer: Any) -> Packed:
     group, bits = layer.group_size, layer.bits
     weight, scales, biases = layer["weight"], layer["scales"], layer["biases"]
     outputs, inputs = scales.shape[0], scales.shape[1] * group
-    form = Format("u4" if bits <= 4 else "u8", group, _scale_kind(scales.dtype), biased=True)
-    if bits in (4, 8):
-        words = np.array(weight, copy=False)
-    else:
-        # Other widths are written out: the codes are what is left without scales.
-        codes = mx.dequantize(
-            weight,
-            mx.ones(scales.shape, mx.float32),
-            mx.zeros(scales.shape, mx.float32),
-            group_size=group,
-            bits=bits,
-        ).astype(mx.uint32)
-        count = form.per_word
-        shifts = mx.arange(count, dtype=mx.uint32) * (32 // count)
-        words = np.array((codes.reshape(outputs, -1, count) << shifts).sum(-1).astype(mx.uint32))
+    centred = _is_centred(scales, biases, bits)
+    form = Format(
+        _codes(bits),
+        group,
+        _scale_kind(scales.dtype),
+        biased=not centred,
+        zero=2 ** (bits - 1) if centred else 0,
+    )
     data = _blocks(form, outputs, inputs)
-    _put(data, form.head_bytes, words, outputs, inputs // group)
-    _put(data, 0, _raw(scales), outputs, inputs // group)
-    _put(data, form.scale_bytes, _raw(biases), outputs, inputs // group)
+    _put(data, form, "codes", _raw(weight))
+    _put(data, form, "scales", _raw(scales))
+    if form.biased:
+        _put(data, form, "biases", _raw(biases))
     return Packed(form, data, outputs, inputs)
+
+
+def _is_centred(scales: mx.array, biases: mx.array, bits: int) -> bool:
+    """Whether every bias only moves the middle of the codes to nothing."""
+    middle = -(2.0 ** (bits - 1))
+    wanted = scales.astype(mx.float32) * middle
+    return bool(mx.all(wanted == biases.astype(mx.float32)).item())
+
+
+def _compact(layer: Any, compact: Compact) -> Packed:
+    kind, arrays = KINDS[compact.kind], compact.arrays
+    missing = [part for part in kind.parts if part not in arrays]
+    if missing:
+        raise ValueError(f"packed weights of type {compact.kind} have no {missing[0]}")
+    codes = arrays["codes"] if kind.own_codes else layer["weight"]
+    outputs, inputs = codes.shape[0], codes.shape[1] * 32 // kind.bits
+    form = Format(_codes(kind.bits), kind.group, "s8", biased=kind.minima, zero=kind.zero)
+    if (outputs, inputs) != _shape(layer) or inputs % SPAN:
+        raise ValueError(f"packed weights of {outputs} x {inputs} are not those of their layer")
+    data = _blocks(form, outputs, inputs)
+    _put(data, form, "codes", _raw(codes))
+    _put(data, form, "scales", _raw(arrays["scales"]))
+    _put(data, form, "scale_factors", _raw(arrays["scale_factors"]))
+    if kind.minima:
+        _put(data, form, "biases", _raw(arrays["minima"]))
+        # What is subtracted there is added here.
+        _put(data, form, "bias_factors", _raw(arrays["minimum_factors"]) ^ np.uint16(0x8000))
+    return Packed(form, data, outputs, inputs)
+
+
+def _shape(layer: Any) -> tuple[int, int]:
+    """Outputs and inputs of a layer, from shapes alone."""
+    outputs, columns = layer["weight"].shape
+    if "scales" not in layer:
+        return outputs, columns
+    return outputs, layer["scales"].shape[1] * layer.group_size
+
+
+def _codes(bits: int) -> Any:
+    if bits not in (2, 3, 4, 5, 6, 8):
+        raise Unsupported(f"weights have {bits} bits")
+    return f"u{bits}"
 
 
 def _dense(weight: mx.array) -> Packed:
     outputs, inputs = weight.shape
     form = Format(_scale_kind(weight.dtype))  # type: ignore[arg-type]
     data = _blocks(form, outputs, inputs)
-    _put(data, 0, _raw(weight), outputs, inputs // DENSE_GROUP)
+    _put(data, form, "codes", _raw(weight))
     return Packed(form, data, outputs, inputs)
 
 
@@ -135,27 +212,36 @@ def _raw(values: mx.array) -> Array:
 
 def _blocks(form: Format, outputs: int, inputs: int) -> Array:
     padded = -(-outputs // SIDE_BY_SIDE) * SIDE_BY_SIDE
-    return aligned((padded // LANES, inputs // form.group, form.group_bytes), np.uint8)
+    return aligned((padded // LANES, inputs // form.group // form.span, form.span_bytes), np.uint8)
 
 
-def _put(data: Array, offset: int, values: Array, outputs: int, groups: int) -> None:
-    """Put what the outputs have, group by group, at a place of each group."""
+def _put(data: Array, form: Format, part: str, values: Array) -> None:
+    """Put one of the outputs' arrays where it belongs in each group, or in each span of them."""
+    blocks, spans = data.shape[:2]
+    if part in ("scale_factors", "bias_factors"):
+        room = data[:, :, None, : form.span_head_bytes]
+        offset = 0 if part == "scale_factors" else form.factor_bytes
+    else:
+        room = data[:, :, form.span_head_bytes :].reshape(blocks, spans, form.span, -1)
+        offset = {"scales": 0, "biases": form.scale_bytes, "codes": form.head_bytes}[part]
+    groups = spans * room.shape[2]
+    outputs = values.shape[0]
     of_group = values.reshape(outputs, groups, -1)
     count = of_group.shape[2]
     width = count * LANES * of_group.itemsize
     whole = outputs // LANES
-    target = data[:, :, offset : offset + width]
+    target = room[..., offset : offset + width]
     # Small pieces: the copy that numpy makes of a view of other type would be as large as all.
     for first in range(0, whole, 256):
         last = min(first + 256, whole)
-        part = of_group[first * LANES : last * LANES].reshape(-1, LANES, groups, count)
-        turned = np.ascontiguousarray(part.transpose(0, 2, 3, 1))
-        target[first:last] = turned.view(np.uint8).reshape(last - first, groups, width)
+        part_of = of_group[first * LANES : last * LANES].reshape(-1, LANES, groups, count)
+        turned = np.ascontiguousarray(part_of.transpose(0, 2, 3, 1))
+        target[first:last] = turned.view(np.uint8).reshape(last - first, *target.shape[1:])
     if rest := outputs % LANES:
-        part = np.zeros((LANES, groups, count), of_group.dtype)
-        part[:rest] = of_group[whole * LANES :]
-        turned = np.ascontiguousarray(part.transpose(1, 2, 0))
-        target[whole] = turned.view(np.uint8).reshape(groups, width)
+        last_of = np.zeros((LANES, groups, count), of_group.dtype)
+        last_of[:rest] = of_group[whole * LANES :]
+        turned = np.ascontiguousarray(last_of.transpose(1, 2, 0))
+        target[whole] = turned.view(np.uint8).reshape(target.shape[1:])
 
 
 def aligned(shape: tuple[int, ...], dtype: Any) -> Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,11 +17,12 @@ from millrace.native.emit import LANES
 from millrace.native.packing import (
     SIDE_BY_SIDE,
     Array,
+    Compact,
     Packed,
+    Packer,
     Unsupported,
     check_layer,
     floats,
-    pack,
 )
 
 _WHOLE = 2 * LANES
@@ -126,9 +127,14 @@ def _matrices(model: Any) -> Iterator[Any]:
         yield from (feed.gate_proj, feed.up_proj, feed.down_proj)
 
 
-def plan(model: Any) -> Plan:
-    """Pack a model's weights. The model's own are let go of, layer by layer."""
+def plan(model: Any, compact: dict[str, Compact] | None = None) -> Plan:
+    """Pack a model's weights. The model's own are let go of, layer by layer.
+
+    Those of which there is a compact form, by their module's name, are not even read; it is taken out of
+    what is given, so that nothing is held twice.
+    """
     check(model)
+    pack = Packer(model, compact or {}).pack
     inner, attention = model.model, model.layers[0].self_attn
     size = _head_size(attention)
     gemma = type(model) is gemma3_text.Model
@@ -152,14 +158,14 @@ def plan(model: Any) -> Plan:
         embedding_factor=factor,
         head=pack(model.lm_head) if "lm_head" in model else embedding,
         layers=[
-            _layer(layer, _window(model, number), angles.index(ropes[number]))
+            _layer(layer, _window(model, number), angles.index(ropes[number]), pack)
             for number, layer in enumerate(inner.layers)
         ],
         norm=_norm(inner.norm),
     )
 
 
-def _layer(layer: Any, window: int, angles: int) -> LayerPlan:
+def _layer(layer: Any, window: int, angles: int, pack: Callable[[Any], Packed]) -> LayerPlan:
     attention, feed = layer.self_attn, layer.mlp
     normed = "q_norm" in attention
     # With four norms to a layer, the second is of what attention gives and not of what it leaves.

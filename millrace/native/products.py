@@ -10,15 +10,39 @@ tiles of rows run over them.
 
 from __future__ import annotations
 
-from millrace.native.emit import FLOAT, LANES, Emitter, Value, same
+from millrace.native.emit import FLOAT, LANES, Emitter, Value, long, same
 from millrace.native.formats import Format
 
 SUMS = 32
 """Inputs of which the sum is given to products with biases."""
+TOGETHER, MOST_TOGETHER = 32, 4
+"""Inputs that a streamed kernel takes without a jump between them, and for how many rows it does so."""
 FLOAT_BYTES = 4
 VECTOR = LANES * FLOAT_BYTES
 
 Address = Value
+
+
+class Groups:
+    """A walk over a block's groups: span after span, and group after group in each."""
+
+    def __init__(self, form: Format, e: Emitter, groups: Value) -> None:
+        self._form, self._e = form, e
+        self._spans = e.loop(e.builder.udiv(groups, long(form.span)))
+        self.span_at = e.times(self._spans.index, form.span_bytes)
+
+    def enter(self) -> None:
+        """Go from what a span's groups share to each of them."""
+        form, e = self._form, self._e
+        self._groups = e.loop(form.span)
+        self.number = e.at(e.times(self._spans.index, form.span), self._groups.index)
+        within = e.at(e.times(self._groups.index, form.group_bytes), form.span_head_bytes)
+        self.group_at = e.at(self.span_at, within)
+        self.codes_at = e.at(self.group_at, form.head_bytes)
+
+    def close(self) -> None:
+        self._groups.close()
+        self._spans.close()
 
 
 def stream(
@@ -41,27 +65,34 @@ def stream(
     inputs = [e.at(x, e.times(x_row, m)) for m in range(rows)]
     totals = [e.at(sums, e.times(sums_row, m)) for m in range(rows)]
     outputs = [e.at(out, e.times(out_row, m)) for m in range(rows)]
-    group = e.loop(groups)
-    here = e.times(group.index, form.group_bytes)
-    first = e.times(group.index, form.group * FLOAT_BYTES)
-    words = e.loop(form.group // form.per_word, [same(0.0)] * (rows * blocks))
-    parts = list(words.carried)
-    at = e.at(here, e.times(words.index, form.word_bytes), form.head_bytes)
-    k = e.at(first, e.times(words.index, form.per_word * FLOAT_BYTES))
-    loaded = [form.read_word(e, e.at(start, at)) for start in starts]
-    for place in range(form.per_word):
-        each = [e.spread_at(e.at(row, k, place * FLOAT_BYTES)) for row in inputs]
-        for n, word in enumerate(loaded):
-            code = form.code(e, word, place)
-            for m in range(rows):
-                parts[m * blocks + n] = e.fma(code, each[m], parts[m * blocks + n])
-    parts = words.close(parts)
-    scales = [_read(e, form, e.at(start, here)) for start in starts]
+    walk = Groups(form, e, groups)
+    factors = [form.read_factors(e, e.at(start, walk.span_at)) for start in starts]
+    walk.enter()
+    first = e.times(walk.number, form.group * FLOAT_BYTES)
+    together = max(1, min(form.group, TOGETHER) // form.run) if rows <= MOST_TOGETHER else 1
+    runs = e.loop(form.group // form.run // together, [same(0.0)] * (rows * blocks))
+    parts = list(runs.carried)
+    at = e.at(walk.codes_at, e.times(runs.index, together * form.run_bytes))
+    k = e.at(first, e.times(runs.index, together * form.run * FLOAT_BYTES))
+    for run in range(together):
+        loaded = [form.read_run(e, e.at(start, at, run * form.run_bytes)) for start in starts]
+        for place in range(form.run):
+            offset = (run * form.run + place) * FLOAT_BYTES
+            each = [e.spread_at(e.at(row, k, offset)) for row in inputs]
+            for n, words in enumerate(loaded):
+                code = form.code(e, words, place)
+                for m in range(rows):
+                    parts[m * blocks + n] = e.fma(code, each[m], parts[m * blocks + n])
+    parts = runs.close(parts)
+    scales = [
+        form.read_scales(e, e.at(start, walk.group_at), own)
+        for start, own in zip(starts, factors, strict=True)
+    ]
     for m in range(rows):
-        total = _total(e, form, totals[m], group.index) if form.biased else None
+        total = _total(e, form, inputs[m], totals[m], walk.number)
         for n in range(blocks):
             _add(e, parts[m * blocks + n], *scales[n], total, e.at(outputs[m], n * VECTOR))
-    group.close()
+    walk.close()
 
 
 def unpack(
@@ -76,27 +107,28 @@ def unpack(
 ) -> None:
     """Write blocks out as floats, block beside block: their codes, and scales and biases by group."""
     starts = [e.at(weights, e.times(block_bytes, n)) for n in range(blocks)]
-    group = e.loop(groups)
-    here = e.times(group.index, form.group_bytes)
-    target = e.at(codes, e.times(group.index, form.group * blocks * VECTOR))
-    words = e.loop(form.group // form.per_word)
-    at = e.at(here, e.times(words.index, form.word_bytes), form.head_bytes)
-    place_at = e.at(target, e.times(words.index, form.per_word * blocks * VECTOR))
+    walk = Groups(form, e, groups)
+    factors = [form.read_factors(e, e.at(start, walk.span_at)) for start in starts]
+    walk.enter()
+    target = e.at(codes, e.times(walk.number, form.group * blocks * VECTOR))
+    runs = e.loop(form.group // form.run)
+    at = e.at(walk.codes_at, e.times(runs.index, form.run_bytes))
+    place_at = e.at(target, e.times(runs.index, form.run * blocks * VECTOR))
     for n, start in enumerate(starts):
-        word = form.read_word(e, e.at(start, at))
-        for place in range(form.per_word):
+        words = form.read_run(e, e.at(start, at))
+        for place in range(form.run):
             e.store(
-                form.code(e, word, place), e.at(place_at, (place * blocks + n) * VECTOR), VECTOR
+                form.code(e, words, place), e.at(place_at, (place * blocks + n) * VECTOR), VECTOR
             )
-    words.close()
+    runs.close()
     if form.scales != "none":
-        kept = e.at(scales, e.times(group.index, 2 * blocks * VECTOR))
+        kept = e.at(scales, e.times(walk.number, 2 * blocks * VECTOR))
         for n, start in enumerate(starts):
-            scale, bias = _read(e, form, e.at(start, here))
+            scale, bias = form.read_scales(e, e.at(start, walk.group_at), factors[n])
             e.store(scale, e.at(kept, n * VECTOR), VECTOR)
             if bias is not None:
                 e.store(bias, e.at(kept, (blocks + n) * VECTOR), VECTOR)
-    group.close()
+    walk.close()
 
 
 def tile(
@@ -142,7 +174,7 @@ def tile(
         bias = e.load(e.at(kept, (blocks + n) * VECTOR)) if form.biased else None
         read.append((scale, bias))
     for m in range(rows):
-        total = _total(e, form, totals[m], group.index) if form.biased else None
+        total = _total(e, form, inputs[m], totals[m], group.index)
         for n in range(blocks):
             _add(e, parts[m * blocks + n], *read[n], total, e.at(outputs[m], n * VECTOR))
     group.close()
@@ -177,14 +209,12 @@ def plain(
             e.store(parts[m * blocks + n], e.at(out, e.times(out_row, m), n * VECTOR))
 
 
-def _read(e: Emitter, form: Format, group: Address) -> tuple[Value | None, Value | None]:
-    scale = form.read_scale(e, group) if form.scales != "none" else None
-    bias = form.read_scale(e, e.at(group, form.scale_bytes)) if form.biased else None
-    return scale, bias
-
-
-def _total(e: Emitter, form: Format, sums: Address, group: Value) -> Value:
-    """The sum of a group's inputs."""
+def _total(e: Emitter, form: Format, x: Address, sums: Address, group: Value) -> Value | None:
+    """The sum of a group's inputs, where there is a bias to multiply it with."""
+    if not form.biased:
+        return None
+    if form.group == LANES:
+        return e.spread(e.reduce("fadd", e.load(e.at(x, e.times(group, VECTOR)))))
     count = form.group // SUMS
     first = e.at(sums, e.times(group, count * FLOAT_BYTES))
     total = e.load(first, FLOAT)

@@ -138,22 +138,21 @@ def embedded(form: Format, e: Emitter, record: Value, unit: Value, thread: Value
     block = e.at(r.weights, e.times(b.lshr(token, long(4)), r.block_bytes))
     out = e.at(r.out, e.times(unit, r.out_row))
     factor = r.number("factor")
-    group = e.loop(r.groups)
-    start = e.at(block, e.times(group.index, form.group_bytes))
-    scale, bias = form.read_lane_scales(e, start, lane)
-    words = e.loop(form.group // form.per_word)
-    word = form.read_lane(
-        e, e.at(start, form.head_bytes, e.times(words.index, form.word_bytes)), lane
-    )
-    at = e.at(out, e.times(group.index, form.group * FLOAT_BYTES))
-    at = e.at(at, e.times(words.index, form.per_word * FLOAT_BYTES))
-    for place in range(form.per_word):
-        value = form.code(e, word, place)
+    walk = products.Groups(form, e, r.groups)
+    factors = form.read_factors(e, e.at(block, walk.span_at), lane)
+    walk.enter()
+    scale, bias = form.read_scales(e, e.at(block, walk.group_at), factors, lane)
+    runs = e.loop(form.group // form.run)
+    words = form.read_run(e, e.at(block, walk.codes_at, e.times(runs.index, form.run_bytes)), lane)
+    at = e.at(out, e.times(walk.number, form.group * FLOAT_BYTES))
+    at = e.at(at, e.times(runs.index, form.run * FLOAT_BYTES))
+    for place in range(form.run):
+        value = form.code(e, words, place)
         if scale is not None:
             value = b.fmul(value, scale) if bias is None else e.fma(value, scale, bias)
         e.store(b.fmul(value, factor), e.at(at, place * FLOAT_BYTES))
-    words.close()
-    group.close()
+    runs.close()
+    walk.close()
 
 
 HEADS = (

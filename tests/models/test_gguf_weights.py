@@ -17,6 +17,7 @@ from mlx_lm.utils import dequantize_model, load_model
 
 from millrace.models.gguf import convert
 from millrace.models.gguf.writer import SafetensorsWriter, as_array
+from millrace.native.compact import KINDS
 
 PACKED = {
     Kind.Q4_0: 4,
@@ -107,6 +108,52 @@ def test_types_without_an_mlx_form_are_widened(tmp_path: Path, kind: Kind) -> No
     found = values_in(imported(generated.path, tmp_path / "out"))
     for name, values in generated.weights.items():
         assert np.array_equal(found[name], values.astype(np.float16)), name
+
+
+def compact_values_in(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """Every tensor of the folder's compact file in float32; codes that are not there are MLX's."""
+    stored = dict(mx.load(str(folder / "packed.safetensors")))
+    for_mlx = mx.load(str(folder / "model.safetensors"))
+    values = {}
+    for name in [name for name in stored if name.endswith(".scales")]:
+        module, kind, _ = name.rsplit(".", 2)
+        form = KINDS[kind]
+        parts = {part: stored.pop(f"{module}.{kind}.{part}") for part in form.parts}
+        words = parts.get("codes", for_mlx[f"{module}.weight"])
+        found = spread_out(np.array(words), form.bits).astype(np.float32) - form.zero
+        scales = per_input(parts["scales"], form.group) * per_input(parts["scale_factors"], 256)
+        found *= scales
+        if form.minima:
+            factors = per_input(parts["minimum_factors"], 256)
+            found -= per_input(parts["minima"], form.group) * factors
+        values[f"{module}.weight"] = found
+    assert not stored
+    return values
+
+
+def spread_out(words: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
+    stream = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
+    each = stream.reshape(len(words), -1, bits)
+    return (each << np.arange(bits, dtype=np.uint8)).sum(-1)
+
+
+def per_input(values: mx.array, count: int) -> np.ndarray[Any, Any]:
+    return np.array(values.astype(mx.float32)).repeat(count, axis=1)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_k_quants_are_exact_in_a_file_of_their_own(tmp_path: Path, name: str) -> None:
+    generated = write_gguf(tmp_path / "m.gguf", "llama", Kind[name], untied=True)
+    folder = imported(generated.path, tmp_path / "out")
+    matrices = {n: v for n, v in generated.weights.items() if v.ndim == 2}
+    assert_equal(compact_values_in(folder), matrices)
+    load_model(folder)
+
+
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.Q4_1, Kind.IQ4_XS], ids=lambda k: k.name)
+def test_other_types_have_no_second_file(tmp_path: Path, kind: Kind) -> None:
+    folder = imported(write_gguf(tmp_path / "m.gguf", kind=kind).path, tmp_path / "out")
+    assert [path.name for path in folder.glob("*.safetensors")] == ["model.safetensors"]
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from gguf.constants import GGMLQuantizationType as Kind
 from gguf_files import write_gguf
 from huggingface_hub import constants
 
@@ -268,9 +269,24 @@ def test_a_full_or_forbidden_home_is_explained(
         resolve(str(write_gguf(tmp_path / "tiny.gguf").path))
 
 
+def test_a_conversion_of_an_older_format_is_made_again_from_its_file(
+    tmp_path: Path, home: Path
+) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf", kind=Kind.Q6_K).path
+    found = resolve(str(file)).path
+    packed = found / "packed.safetensors"
+    assert packed.is_file()
+    packed.unlink()
+    note = {"format": fetch.FORMAT - 1, "source": "gguf", "origin": str(file)}
+    (found / store.MARKER).write_text(json.dumps(note))
+    assert resolve(found.name).path == found and not packed.exists()
+    assert resolve(str(file)).path == found and packed.is_file()
+
+
 def test_a_model_in_cache_is_found_at_once(home: Path) -> None:
     folder = make_folder(home / "models" / DEFAULT)
-    note = {"format": fetch.FORMAT, "source": "default", "origin": "x"}
+    # Nothing has changed for this model since.
+    note = {"format": 2, "source": "default", "origin": "x"}
     (folder / store.MARKER).write_text(json.dumps(note))
     code = (
         "import sys; from millrace.models.resolve import resolve; resolve(None); "

@@ -68,15 +68,10 @@ class Matrix:
 
 def random_matrix(form: Format, outputs: int, groups: int, rng: np.random.Generator) -> Matrix:
     shape = outputs, groups * form.group
-    match form.codes:
-        case "u4":
-            codes = rng.integers(0, 16, shape)
-        case "u8":
-            codes = rng.integers(0, 256, shape)
-        case "s8":
-            codes = rng.integers(-128, 128, shape)
-        case kind:
-            codes = _rounded(rng.normal(size=shape), kind)
+    if form.bits:
+        codes = rng.integers(-form.zero, 2**form.bits - form.zero, shape)
+    else:
+        codes = _rounded(rng.normal(size=shape), form.codes)
     if form.scales == "none":
         values = codes.astype(np.float64)
         return Matrix(form, laid_out(form, codes, None, None), values, np.abs(values), groups)
@@ -107,7 +102,8 @@ def _bytes(values: Array, kind: str) -> bytes:
 
 
 def laid_out(form: Format, codes: Array, scales: Array | None, biases: Array | None) -> Array:
-    """Sixteen outputs make a block; a group is scales, biases, words; a word is codes in a row."""
+    """Sixteen outputs make a block; a group is scales, biases, words; words are codes in a row, of which
+    their zero has been taken."""
     outputs, inputs = codes.shape
     padded = -(-outputs // 64) * 64
     groups = inputs // form.group
@@ -134,11 +130,9 @@ def _group(
     mine = lanes(codes)[:, group * form.group : (group + 1) * form.group]
     if form.codes in ("f16", "bf16", "f32"):
         return b"".join([*parts, _bytes(mine.T, form.codes)])
-    bits = {"u4": 4, "u8": 8, "s8": 8}[form.codes]
-    at_once = 32 // bits
-    whole = (mine.astype(np.int64) & (2**bits - 1)).reshape(LANES, -1, at_once)
-    words = (whole << (bits * np.arange(at_once))).sum(-1)
-    return b"".join([*parts, words.T.astype("<u4").tobytes()])
+    bits = (mine + form.zero)[..., None] >> np.arange(form.bits) & 1
+    stream = np.packbits(bits.reshape(LANES, -1).astype(np.uint8), axis=1, bitorder="little")
+    return b"".join([*parts, np.ascontiguousarray(stream.view("<u4").T).tobytes()])
 
 
 def call(address: int, units: int, fields: dict[str, int], names: tuple[str, ...]) -> None:

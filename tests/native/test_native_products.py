@@ -30,12 +30,15 @@ OTHERS = [
     Format("u4", 32, "f16"),
     Format("u4", 64, "bf16"),
     Format("u8", 128, "f32"),
-    Format("s8", 16, "f16"),
-    Format("s8", 16, "f32"),
-    Format("s8", 32, "f16"),
-    Format("s8", 64, "bf16"),
-    Format("s8", 128, "f32"),
-    Format("s8", 32, "bf16", True),
+    *(Format(codes, 64, "f16", True) for codes in ("u2", "u3", "u5", "u6")),
+    Format("u2", 16, "f16", zero=2),
+    Format("u3", 32, "f16", zero=4),
+    Format("u4", 16, "f32", zero=8),
+    Format("u5", 32, "f16", zero=16),
+    Format("u6", 16, "f32", zero=32),
+    Format("u6", 16, "f16", True),
+    Format("u8", 64, "bf16", zero=128),
+    Format("u8", 128, "f32", zero=128),
 ]
 HALF_A_PLACE = 2.0**-24
 
@@ -120,7 +123,7 @@ def test_extreme_inputs_stay_in_their_own_row_and_output() -> None:
 
 def test_denormal_weights_and_inputs_are_not_lost() -> None:
     """Where a processor flushes them, small scales of float16 would vanish: 2^-24 is the least."""
-    form = Format("s8", 32, "f16")
+    form = Format("u8", 32, "f16", zero=128)
     rng = np.random.default_rng(5)
     matrix = random_matrix(form, 64, 1, rng)
     scales = np.full((64, 1), 2.0**-24, np.float32)

@@ -2,7 +2,8 @@
 
 Quantised types with an exact MLX form stay quantised. Float types keep their values. All other
 types are dequantised by the `gguf` package and stored as float16, rounding values float16 cannot
-hold, or as float32 when `exact` is asked for.
+hold, or as float32 when `exact` is asked for. K-quants are written a second time, into a file of
+their own, as the kernels of our own read them.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from gguf.constants import GGMLQuantizationType as Kind
 
 from millrace.models.gguf.architectures import ConversionPlan
 from millrace.models.gguf.blocks import GROUP, pack
+from millrace.models.gguf.kquants import compact
 from millrace.models.gguf.reader import GGUF, Tensor
 from millrace.models.gguf.writer import Array, DType, SafetensorsWriter, as_array
+from millrace.native.compact import STEM
 
 _FLOATS = (Kind.F32, Kind.F16, Kind.BF16, Kind.F64)
 _SLAB = 1 << 24
@@ -37,25 +40,30 @@ def write_weights(
     total = sum(model.tensors[name].raw.nbytes for name in plan.targets)
     half = half_type(model)
     writer = SafetensorsWriter(folder, names=3 * len(plan.targets) + len(plan.zeros))
+    compact_writer = SafetensorsWriter(folder, names=5 * len(plan.targets), stem=STEM)
     bits: dict[str, int] = {}
     sofar = 0
     for name, target in plan.targets.items():
         tensor = model.tensors[name]
         order = _row_order(tensor, plan.heads(name))
+        module = target.removesuffix(".weight")
         packed = pack(tensor) if target.endswith(".weight") else None
         if packed is not None:
-            module = target.removesuffix(".weight")
             bits[module] = packed.bits
             writer.add(target, as_array(packed.weight[order]))
             writer.add(f"{module}.scales", as_array(packed.scales[order]))
             writer.add(f"{module}.biases", as_array(packed.biases[order]))
         else:
             writer.add(target, _plain(tensor, order, half, exact, plan.is_shifted_norm(name)))
+        if target.endswith(".weight"):
+            for part, values in (compact(tensor) or {}).items():
+                compact_writer.add(f"{module}.{tensor.kind.name}.{part}", as_array(values[order]))
         sofar += tensor.raw.nbytes
         done(sofar, total)
     for target, length in plan.zeros.items():
         writer.add(target, _narrow(np.zeros(length, np.float32), half))
     writer.close()
+    compact_writer.close()
     return _quantization(bits)
 
 

@@ -15,8 +15,8 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 import numpy.typing as npt
 
-DType = Literal["F32", "F16", "BF16", "U32"]
-_ITEM = {"F32": 4, "F16": 2, "BF16": 2, "U32": 4}
+DType = Literal["F32", "F16", "BF16", "U32", "I8"]
+_ITEM = {"F32": 4, "F16": 2, "BF16": 2, "U32": 4, "I8": 1}
 _SHARD = 4 * 1024**3
 
 
@@ -29,15 +29,21 @@ class Array:
 
 
 def as_array(data: npt.NDArray[Any]) -> Array:
-    names: dict[str, DType] = {"float32": "F32", "float16": "F16", "uint32": "U32"}
+    names: dict[str, DType] = {"float32": "F32", "float16": "F16", "uint32": "U32", "int8": "I8"}
     return Array(names[data.dtype.name], data)
 
 
 class SafetensorsWriter:
-    """Fills `folder` with `model.safetensors`, or with shards and their index."""
+    """Fills `folder` with `model.safetensors`, or with shards and their index.
 
-    def __init__(self, folder: Path, names: int, shard: int = _SHARD) -> None:
+    Files may be named after another `stem`. Where nothing is added, nothing is written.
+    """
+
+    def __init__(
+        self, folder: Path, names: int, shard: int = _SHARD, *, stem: str = "model"
+    ) -> None:
         self._folder = folder
+        self._stem = stem
         self._room = 4096 + 256 * names
         self._shard = shard
         self._files: list[Path] = []
@@ -67,21 +73,24 @@ class SafetensorsWriter:
         """Finish the last file and give all files their final names."""
         self._finish_file()
         count = len(self._files)
-        if count == 1:
-            os.replace(self._files[0], self._folder / "model.safetensors")
+        if count == 0:
             return
-        names = [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
+        if count == 1:
+            os.replace(self._files[0], self._folder / f"{self._stem}.safetensors")
+            return
+        names = [f"{self._stem}-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
         for file, name in zip(self._files, names, strict=True):
             os.replace(file, self._folder / name)
         index = {
             "metadata": {"total_size": self._total},
             "weight_map": {name: names[at] for name, at in self._where.items()},
         }
-        (self._folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
+        file = self._folder / f"{self._stem}.safetensors.index.json"
+        file.write_text(json.dumps(index, indent=1))
 
     def _next_file(self) -> None:
         self._finish_file()
-        path = self._folder / f"part-{len(self._files):05d}"
+        path = self._folder / f"part-{self._stem}-{len(self._files):05d}"
         self._files.append(path)
         self._head, self._size = {"__metadata__": {"format": "mlx"}}, 0
         self._out = path.open("wb")

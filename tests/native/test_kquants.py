@@ -1,0 +1,235 @@
+"""K-quants in packed memory: the values that `gguf` reads, and one order of summation for any rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+
+pytest.importorskip("llvmlite")
+
+from gguf.constants import GGML_QUANT_SIZES
+from gguf.constants import GGMLQuantizationType as Type
+from gguf.quants import dequantize
+
+from millrace.models.gguf.blocks import pack as mlx_form
+from millrace.models.gguf.kquants import compact
+from millrace.models.gguf.reader import Tensor
+from millrace.native import library, stages
+from millrace.native.compact import KINDS
+from millrace.native.packing import Array, Compact, Packed, Packer, aligned, pack, read_compact
+from millrace.native.pool import Pool
+from millrace.native.products import FLOAT_BYTES, SUMS
+
+OUTPUTS, INPUTS = 72, 512
+"""Outputs fill no whole number of blocks; inputs are two spans."""
+MLX_TYPES = (Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0)
+
+
+def tensor(kind: Type, seed: int = 0, *, outputs: int = OUTPUTS) -> Tensor:
+    """Random blocks whose factors are no odd floats; every code and every small integer occurs."""
+    rng = np.random.default_rng(seed)
+    block, size = GGML_QUANT_SIZES[kind]
+    raw = rng.integers(0, 256, (outputs * INPUTS // block, size), dtype=np.uint8)
+    for at in _factors(kind):
+        factors = rng.normal(0, 0.01, len(raw)).astype(np.float16)
+        raw[:, at : at + 2] = factors.view(np.uint8).reshape(-1, 2)
+    return Tensor("t", (outputs, INPUTS), kind, raw.reshape(-1))
+
+
+def _factors(kind: Type) -> tuple[int, ...]:
+    """Where a block has its float16s."""
+    places = {
+        Type.Q2_K: (80, 82),
+        Type.Q3_K: (108,),
+        Type.Q4_K: (0, 2),
+        Type.Q5_K: (0, 2),
+        Type.Q6_K: (208,),
+        Type.Q4_1: (0, 2),
+        Type.Q5_1: (0, 2),
+    }
+    return places.get(kind, (0,))
+
+
+def values_of(source: Tensor) -> Array:
+    blocks = source.raw.reshape(source.shape[0], -1)
+    found: Array = dequantize(blocks, source.kind).reshape(source.shape)
+    return found
+
+
+def layer_of(source: Tensor) -> Any:
+    """The layer as the converted folder has it for MLX."""
+    form = mlx_form(source)
+    outputs, inputs = source.shape
+    if form is None:
+        layer = nn.Linear(inputs, outputs, bias=False)
+        layer["weight"] = mx.array(values_of(source).astype(np.float16))
+        return layer
+    layer = nn.QuantizedLinear(inputs, outputs, bias=False, group_size=32, bits=form.bits)
+    layer["weight"] = mx.array(form.weight)
+    layer["scales"], layer["biases"] = mx.array(form.scales), mx.array(form.biases)
+    return layer
+
+
+def packed_from(source: Tensor) -> Packed:
+    parts = compact(source)
+    if parts is None:
+        return pack(layer_of(source))
+    arrays = {name: mx.array(values) for name, values in parts.items()}
+    return pack(layer_of(source), Compact(source.kind.name, arrays))
+
+
+class Kernels:
+    """Runs one stage at a time."""
+
+    def __init__(self) -> None:
+        self._pool = Pool(2)
+
+    def product(self, matrix: Packed, x: Array) -> Array:
+        rows = x.shape[0]
+        out = aligned((rows, matrix.blocks * 16), np.float32)
+        sums = aligned((rows, -(-x.shape[1] // SUMS // 16) * 16), np.float32)
+        sums[:, : x.shape[1] // SUMS] = x.reshape(rows, -1, SUMS).sum(-1)
+        scratch = aligned((2, 1 << 20), np.uint8)
+        code = library.of_format(matrix.form).address
+        if rows in library.STREAMED:
+            function, blocks = code[f"streamed{rows}"], library.streamed_blocks(rows)
+        else:
+            function, blocks = code["tiled"], library.tile_shape()[1]
+        fields = {
+            "weights": matrix.data.ctypes.data,
+            "block_bytes": matrix.block_bytes,
+            "groups": matrix.groups,
+            "x": x.ctypes.data,
+            "x_row": x.strides[0],
+            "sums": sums.ctypes.data,
+            "sums_row": sums.strides[0],
+            "out": out.ctypes.data,
+            "out_row": out.strides[0],
+            "rows": rows,
+            "start": stages.ZERO,
+            "bias": 0,
+            "scratch": scratch.ctypes.data,
+            "scratch_bytes": scratch.shape[1],
+        }
+        self._run(function, matrix.blocks // blocks, fields, stages.PRODUCT)
+        return out[:, : matrix.outputs]
+
+    def rows(self, matrix: Packed) -> Array:
+        """Every output's weights, as an embedding gives them."""
+        tokens = np.arange(matrix.outputs, dtype=np.int64)
+        out = aligned((matrix.outputs, matrix.inputs), np.float32)
+        fields = {
+            "tokens": tokens.ctypes.data,
+            "weights": matrix.data.ctypes.data,
+            "block_bytes": matrix.block_bytes,
+            "groups": matrix.groups,
+            "out": out.ctypes.data,
+            "out_row": matrix.inputs * FLOAT_BYTES,
+            "factor": int(np.float32(1).view(np.uint32)),
+        }
+        function = library.of_format(matrix.form).address["embedded"]
+        self._run(function, matrix.outputs, fields, stages.EMBED)
+        return out
+
+    def _run(self, function: int, units: int, fields: dict[str, int], names: Any) -> None:
+        record = np.zeros((1, 24), np.int64)
+        record[0, :4] = function, units, 0, 1
+        record[0, 4 : 4 + len(names)] = [fields[name] for name in names]
+        self._pool.run(record)
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Kernels:
+    return Kernels()
+
+
+@pytest.mark.parametrize(
+    "kind", [*(Type[name] for name in KINDS), *MLX_TYPES], ids=lambda k: k.name
+)
+def test_packed_values_are_those_that_gguf_reads(kernels: Kernels, kind: Type) -> None:
+    source = tensor(kind)
+    assert np.array_equal(kernels.rows(packed_from(source)), values_of(source))
+
+
+@pytest.mark.parametrize(
+    "kind", [*(Type[name] for name in KINDS), *MLX_TYPES], ids=lambda k: k.name
+)
+def test_a_row_has_the_same_product_alone_and_among_others(kernels: Kernels, kind: Type) -> None:
+    source = tensor(kind)
+    matrix = packed_from(source)
+    most = 2 * library.tile_shape()[0]
+    x = aligned((most, INPUTS), np.float32)
+    x[:] = np.random.default_rng(1).normal(size=x.shape)
+    many = kernels.product(matrix, x)
+    expected = x.astype(np.float64) @ values_of(source).astype(np.float64).T
+    assert np.allclose(many, expected, rtol=1e-4, atol=1e-4)
+    for rows in library.STREAMED:
+        few = kernels.product(matrix, x[:rows])
+        assert np.array_equal(few.view(np.uint32), many[:rows].view(np.uint32))
+
+
+def test_they_take_hardly_more_than_in_the_file() -> None:
+    most = {"Q2_K": 3.125, "Q3_K": 4.5625, "Q4_K": 4.625, "Q5_K": 5.625, "Q6_K": 6.5625}
+    for name, bits in most.items():
+        matrix = packed_from(tensor(Type[name], outputs=128))
+        assert matrix.nbytes * 8 / (128 * INPUTS) == bits
+
+
+def test_centred_codes_have_no_biases() -> None:
+    for kind in MLX_TYPES:
+        form = packed_from(tensor(kind)).form
+        assert form.biased == (kind in (Type.Q4_1, Type.Q5_1)), kind
+        assert bool(form.zero) != form.biased
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+def test_codes_of_every_width_that_mlx_has_are_read(kernels: Kernels, bits: int) -> None:
+    layer = nn.Linear(INPUTS, OUTPUTS, bias=False)
+    quantized = nn.QuantizedLinear.from_linear(layer, group_size=64, bits=bits)
+    parts = (quantized["weight"], quantized["scales"], quantized["biases"])
+    expected = np.array(mx.dequantize(*parts, group_size=64, bits=bits))
+    found = kernels.rows(pack(quantized))
+    assert np.allclose(found, expected, rtol=0, atol=1e-6)
+
+
+def test_weights_that_have_a_compact_form_are_never_read() -> None:
+    source = tensor(Type.Q6_K)
+    layer = layer_of(source)
+
+    class Unread:
+        shape, dtype = source.shape, mx.float16
+
+    layer["weight"] = Unread()
+    parts = {name: mx.array(values) for name, values in (compact(source) or {}).items()}
+    assert pack(layer, Compact("Q6_K", parts)).form.codes == "u6"
+
+
+def test_a_compact_form_of_another_shape_is_refused() -> None:
+    other = {n: mx.array(v) for n, v in (compact(tensor(Type.Q6_K, outputs=80)) or {}).items()}
+    with pytest.raises(ValueError, match="80 x 512"):
+        pack(layer_of(tensor(Type.Q6_K)), Compact("Q6_K", other))
+    del other["scales"]
+    with pytest.raises(ValueError, match="no scales"):
+        pack(layer_of(tensor(Type.Q6_K, outputs=80)), Compact("Q6_K", other))
+
+
+def test_compact_forms_are_found_by_their_modules_names(tmp_path: Path) -> None:
+    parts = compact(tensor(Type.Q6_K)) or {}
+    arrays = {f"a.b.Q6_K.{name}": mx.array(values) for name, values in parts.items()}
+    mx.save_safetensors(str(tmp_path / "packed.safetensors"), arrays)
+    found = read_compact(tmp_path)
+    assert list(found) == ["a.b"]
+    assert found["a.b"].kind == "Q6_K"
+    assert set(found["a.b"].arrays) == set(KINDS["Q6_K"].parts)
+
+    model = nn.Module()
+    model.a = nn.Module()
+    model.a.b = layer_of(tensor(Type.Q6_K))
+    packer = Packer(model, found)
+    assert not found
+    assert packer.pack(model.a.b).form.codes == "u6"
