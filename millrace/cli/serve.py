@@ -57,8 +57,8 @@ def serve(
     weights: Annotated[
         str,
         typer.Option(
-            help="Weights on the device: auto (float32 on a CPU, as stored elsewhere), "
-            "keep, bf16 or f32."
+            help="Weights on the device: auto (as stored; on a CPU float32 where our kernels do not "
+            "know the model), keep, bf16 or f32."
         ),
     ] = "auto",
     max_running: Annotated[

@@ -30,8 +30,8 @@ CACHE_SHARE = 0.3
 CPU_CHUNK, GPU_CHUNK = 512, 2048
 """The most prompt tokens of a chunk, where the configuration does not say."""
 CPU_BURST = 20.0
-"""Chunks between the steps of running rows read all the weights once more, which a CPU feels: a burst
-is better run before anybody is answered."""
+"""Chunks between the steps of running rows read all the weights once more, which a CPU feels where they
+are float32: a burst is better run before anybody is answered."""
 MOST_LANES = 8
 """With more cores than that, BLAS has more use for them than pieces of a chunk have."""
 CPU_AHEAD = 8
@@ -63,7 +63,7 @@ def build(
     loaded = load(config)
     on_cpu = loaded.device == "cpu"
     backend: SamplingBackend = HostSampling() if on_cpu else DeviceSampling()
-    config = _completed(config, on_cpu)
+    config = _completed(config, on_cpu, native=loaded.native)
     spare = int(0.8 * (loaded.memory - loaded.weight_bytes))
     cached = config.cache_memory or max(_LEAST_CACHE, int(CACHE_SHARE * spare))
     rest = spare - cached if config.cache else spare
@@ -120,7 +120,7 @@ def build(
     return engine
 
 
-def _completed(config: EngineConfig, on_cpu: bool) -> EngineConfig:
+def _completed(config: EngineConfig, on_cpu: bool, *, native: bool) -> EngineConfig:
     """What nobody has said, as it suits the device."""
     ahead = config.speculate
     if ahead is None:
@@ -130,7 +130,7 @@ def _completed(config: EngineConfig, on_cpu: bool) -> EngineConfig:
         config,
         prefill_chunk=config.prefill_chunk or (CPU_CHUNK if on_cpu else GPU_CHUNK),
         speculate=ahead,
-        burst=CPU_BURST if on_cpu else config.burst,
+        burst=CPU_BURST if on_cpu and not native else config.burst,
     )
 
 

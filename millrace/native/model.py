@@ -39,6 +39,7 @@ class NativeModel:
         self._programs: dict[tuple[int, int, bool], Program] = {}
         self._found: tuple[Any, int, int, Tables] | None = None
         """The batch whose memory the tables tell, and how often it had moved by then."""
+        self._width = 0
 
     def parameters(self) -> dict[str, Any]:
         """What mlx-lm's models give: arrays of MLX's, of which there are none."""
@@ -62,6 +63,8 @@ class NativeModel:
         """Run some tokens of each row behind what the caches hold; logits of all of them, or none."""
         ids = np.array(tokens, dtype=np.int64)
         rows, count = ids.shape
+        if not 0 <= ids.min() <= ids.max() < self._plan.embedding.outputs:
+            raise ValueError(f"Token ids are below {self._plan.embedding.outputs}.")
         places = self._places(cache, rows, count)
         self._check(ids, cache, max(places) + count)
         total = rows * count
@@ -73,6 +76,8 @@ class NativeModel:
         tables, buffers = self._tables, self._buffers
         assert tables is not None and buffers is not None
         self._find_memory(cache, rows)
+        if max(places) + count > self._width:
+            raise ValueError(f"{count} more tokens are beyond the {self._width} there is room for.")
         tables.tokens[:total] = ids.reshape(-1)
         starts = np.asarray(places, np.int64)
         tables.places[:total] = (starts[:, None] + np.arange(count)).reshape(-1)
@@ -122,7 +127,7 @@ class NativeModel:
             found = cache[0], cache[0].moved, rows, self._tables
         if found is None or self._found != found:
             mx.eval([array for layer in cache for array in (layer.keys, layer.values)])
-            _note_memory(self._tables, cache, rows)
+            self._width = _note_memory(self._tables, cache, rows)
         self._found = found
 
     def _widen(self, layer: KVCache, rows: int, count: int) -> None:
@@ -219,9 +224,10 @@ class Items:
         return cls(items, merges, count * group <= 4)
 
 
-def _note_memory(tables: Tables, cache: list[Any], rows: int) -> None:
-    """Note where each row's keys and values lie."""
+def _note_memory(tables: Tables, cache: list[Any], rows: int) -> int:
+    """Note where each row's keys and values lie; returns how many tokens there is room for."""
     numbers = np.arange(rows)
+    width = 0
     for number, layer in enumerate(cache):
         for name, table in (("keys", tables.keys), ("values", tables.values)):
             seen = np.array(getattr(layer, name), copy=False)
@@ -233,3 +239,7 @@ def _note_memory(tables: Tables, cache: list[Any], rows: int) -> None:
             table[number, :rows] = seen.ctypes.data + numbers * seen.strides[0]
         if number == 0:
             tables.strides[:rows] = seen.strides[1]
+            width = seen.shape[2]
+        if seen.shape[0] < rows or seen.shape[2] != width:
+            raise ValueError("Layers have memory of different sizes.")
+    return width

@@ -1,0 +1,229 @@
+"""One stream on a CPU beside llama.cpp, from the same GGUF file, in turns.
+
+    python benchmarks/cpu.py --gguf MODEL.gguf --llama FOLDER
+
+FOLDER is one in which `npm i node-llama-cpp --ignore-scripts` has been run. Prompts are token ids drawn at
+random, new in every turn; ours go through the HTTP server, with guesses off. Then, with guesses on, text
+that repeats itself; the engine's resident memory over the file's size; and, with `--long`, prompts of
+1,000, 8,773, 16,000 and 20,078 tokens. `--clients` adds `millrace bench`'s 8 clients with prompts of 40 to
+900 tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from common import HERE, Child, child, free_port, wait_healthy, warn_if_busy
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+LENGTHS = (230, 2000)
+LONG = (1000, 8773, 16000, 20078)
+OUT = 64
+AT_LEAST, GUESSED_AT_LEAST, MEMORY_AT_MOST, GROWTH_AT_MOST = 0.5, 1.0, 1.5, 3.0
+
+
+@dataclass(frozen=True)
+class Speed:
+    prefill: float
+    """Prompt tokens a second."""
+    decode: float
+    """Generated tokens a second, from the first on."""
+
+
+def main() -> None:
+    options = _options()
+    console = Console()
+    warn_if_busy(console)
+    console.print(f"{platform.machine()}, {os.cpu_count()} cores", style="dim")
+    with tempfile.TemporaryDirectory(prefix="bench-cpu-") as folder:
+        logs = Path(folder)
+        with ExitStack() as stack:
+            theirs = stack.enter_context(_llama(options, logs))
+            ours = stack.enter_context(_server(options, logs, "--speculate", "0"))
+            _plain(options, console, theirs, ours)
+            resident = _resident(ours)
+            size = options.gguf.stat().st_size
+            _verdict(console, "resident over file", resident / size, most=MEMORY_AT_MOST)
+            console.print(f"  {resident >> 20} MiB, {size >> 20} MiB", style="dim")
+        with ExitStack() as stack:
+            theirs = stack.enter_context(_llama(options, logs))
+            ours = stack.enter_context(_server(options, logs))
+            _guessed(options, console, theirs, ours)
+        if options.long:
+            with _server(options, logs, "--speculate", "0", "--context", "40000") as ours:
+                _long(console, ours)
+        if options.clients:
+            with _server(options, logs) as ours:
+                _clients(console, ours)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--gguf", type=Path, required=True)
+    parser.add_argument("--llama", type=Path, required=True, help="where node-llama-cpp lies")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--long", action="store_true", help="also prompts of up to 20,078 tokens")
+    parser.add_argument("--clients", action="store_true", help="also 8 clients at once")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+@contextmanager
+def _llama(options: argparse.Namespace, logs: Path) -> Iterator[Child]:
+    command = ["node", str(HERE / "llama.mjs"), str(options.gguf.resolve()), str(os.cpu_count())]
+    here = Path.cwd()
+    os.chdir(options.llama)
+    try:
+        with child("llama.cpp", command, logs=logs, talks=True) as found:
+            _line(found)
+            yield found
+    finally:
+        os.chdir(here)
+
+
+@contextmanager
+def _server(options: argparse.Namespace, logs: Path, *more: str) -> Iterator[Child]:
+    port = free_port()
+    command = [sys.executable, "-m", "millrace", "serve", str(options.gguf.resolve())]
+    command += ["--name", "model", "--port", str(port), "--cache-disk", "0", *more]
+    # The package of this checkout, wherever the benchmark was started.
+    env = {"PYTHONPATH": str(HERE.parent)}
+    with child("millrace", command, logs=logs, env=env, port=port) as server:
+        wait_healthy(server, 600)
+        yield server
+
+
+def _line(peer: Child) -> dict[str, float]:
+    assert peer.process.stdout is not None
+    line = peer.process.stdout.readline()
+    if not line:
+        raise peer.failed("it ended")
+    found: dict[str, float] = json.loads(line)
+    return found
+
+
+def _theirs(peer: Child, prompt: list[int]) -> Speed:
+    assert peer.process.stdin is not None
+    peer.process.stdin.write(json.dumps({"prompt": prompt, "out": OUT}) + "\n")
+    peer.process.stdin.flush()
+    found = _line(peer)
+    return Speed((len(prompt) - 1) / found["prefill"], found["generated"] / found["decode"])
+
+
+def _ours(server: Child, prompt: list[int] | str, out: int = OUT) -> tuple[Speed, float]:
+    """How fast a prompt and its answer went, and seconds to the first token."""
+    body = {
+        "prompt": prompt,
+        "max_tokens": out,
+        "temperature": 0,
+        "stream": True,
+        "ignore_eos": True,
+        "stream_options": {"include_usage": True},
+    }
+    times: list[float] = []
+    usage: dict[str, int] = {}
+    begin = time.perf_counter()
+    url = f"{server.url}/v1/completions"
+    with httpx.stream("POST", url, json=body, timeout=900, trust_env=False) as answer:
+        if answer.status_code != 200:
+            raise server.failed(answer.read().decode())
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                event = json.loads(line[6:])
+                usage = event.get("usage") or usage
+                times.append(time.perf_counter())
+    first, last = times[0] - begin, times[-1] - times[0]
+    done = usage["completion_tokens"] - 1
+    return Speed(usage["prompt_tokens"] / first, done / last if done else 0.0), first
+
+
+def _plain(options: argparse.Namespace, console: Console, theirs: Child, ours: Child) -> None:
+    dice = random.Random(options.seed)
+    table = Table(title="one stream, tokens/s", title_justify="left", box=SIMPLE)
+    for name in ("", "llama.cpp", "millrace", "ratio"):
+        table.add_column(name, justify="left" if not name else "right")
+    ratios: dict[str, float] = {}
+    for length in LENGTHS:
+        pairs: list[tuple[Speed, Speed]] = []
+        for turn in range(options.rounds + 1):
+            prompt = [dice.randrange(300, 30_000) for _ in range(length)]
+            pair = _theirs(theirs, prompt), _ours(ours, prompt)[0]
+            if turn:  # the first is to get warm
+                pairs.append(pair)
+        for what in ("prefill", "decode"):
+            them, us = (statistics.median(getattr(p[k], what) for p in pairs) for k in (0, 1))
+            name = f"{what}, {length} tokens"
+            ratios[name] = us / them
+            table.add_row(name, f"{them:.0f}", f"{us:.0f}", f"{us / them:.2f}")
+    console.print(table)
+    for name, ratio in ratios.items():
+        _verdict(console, name, ratio, least=AT_LEAST)
+
+
+def _guessed(options: argparse.Namespace, console: Console, theirs: Child, ours: Child) -> None:
+    """A list that goes on as it began: guesses hold."""
+    words = ["red", "green", "blue", "black", "white"]
+    text = "\n".join(f"Item {i}: the colour is {words[i % 5]}." for i in range(40))
+    tokens = httpx.post(f"{ours.url}/tokenize", json={"prompt": text}, timeout=60).json()["tokens"]
+    pairs = []
+    for turn in range(options.rounds + 1):
+        pair = _theirs(theirs, tokens), _ours(ours, tokens, 200)[0]
+        if turn:
+            pairs.append(pair)
+    them, us = (statistics.median(p[k].decode for p in pairs) for k in (0, 1))
+    console.print(f"text that repeats itself: llama.cpp {them:.0f}, millrace {us:.0f} tokens/s")
+    _verdict(console, "decode with guesses", us / them, least=GUESSED_AT_LEAST)
+
+
+def _long(console: Console, ours: Child) -> None:
+    dice = random.Random(7)
+    per_token: dict[int, float] = {}
+    for length in LONG:
+        _, first = _ours(ours, [dice.randrange(300, 30_000) for _ in range(length)], 2)
+        per_token[length] = first / length
+        console.print(f"a prompt of {length:,} tokens: {first:.1f} s to the first token")
+    ratio = per_token[16000] / per_token[1000]
+    _verdict(console, "time per token at 16,000 over 1,000", ratio, most=GROWTH_AT_MOST)
+
+
+def _clients(console: Console, ours: Child) -> None:
+    command = [sys.executable, "-m", "millrace", "bench", "--target", f"millrace={ours.url}"]
+    command += ["--clients", "8", "--requests", "64"]
+    command += ["--prompt-tokens", "40:900", "--output-tokens", "16:96"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ})
+    console.print(done.stdout or done.stderr, highlight=False)
+
+
+def _resident(server: Child) -> int:
+    pid = httpx.get(f"{server.url}/v1/status", timeout=30).json()["models"][0]["engine_pid"]
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+)", status).group(1)) << 10  # type: ignore[union-attr]
+
+
+def _verdict(
+    console: Console, name: str, value: float, *, least: float = 0.0, most: float = float("inf")
+) -> None:
+    word = "[green]PASS[/]" if least <= value <= most else "[red]FAIL[/]"
+    bound = f"at least {least:g}" if least else f"at most {most:g}"
+    console.print(f"{word} {name}: {value:.2f} ({bound})", highlight=False)
+
+
+if __name__ == "__main__":
+    main()
