@@ -8,7 +8,8 @@ rows by their place in the batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
@@ -43,6 +44,8 @@ class Runner:
         self._model = model
         self._in_place: bool = getattr(model, "in_place", False)
         """The model writes into the caches' memory: what others hold as well is copied first."""
+        self._products = getattr(model, "own_products", None)
+        """What the model's layers share, where they are our own: they run when they are called."""
         self._forward = forward
         if used is None:
             used = make_prompt_cache(model)
@@ -100,7 +103,8 @@ class Runner:
             logits = self._model.run(mx.array([padded], mx.int32), caches, logits=scored)
             return logits
         forward = whole if beside else self._forward
-        logits = forward(self._model, mx.array([padded], mx.int32), caches)
+        with self._heads(wanted=scored):
+            logits = forward(self._model, mx.array([padded], mx.int32), caches)
         if length > len(tokens):
             for cache in caches:
                 cache.trim(length - len(tokens))
@@ -115,10 +119,22 @@ class Runner:
         shared = self.make_caches()
         padded = [[*run, *[0] * (length - len(run))] for run in runs.values()]
         forward = whole if beside else self._forward
-        forward(self._model, mx.array(padded, mx.int32), shared)
+        with self._heads(wanted=False):
+            forward(self._model, mx.array(padded, mx.int32), shared)
         for row, (job, run) in enumerate(runs.items()):
             self._prompts[job] = [_cut(cache, row, len(run)) for cache in shared]
         mx.async_eval([c.state for job in runs for c in self._prompts[job]])
+
+    @contextmanager
+    def _heads(self, *, wanted: bool) -> Iterator[None]:
+        """Spare the products of the head; MLX's own are not made anyway where nobody looks at them."""
+        if self._products is not None:
+            self._products.logits = wanted
+        try:
+            yield
+        finally:
+            if self._products is not None:
+                self._products.logits = True
 
     def wait(self, job: int) -> None:
         if job in self._prompts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +13,12 @@ from mlx.utils import tree_reduce
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
-from millrace.config import EngineConfig
+from millrace.config import EngineConfig, Weights
 from millrace.errors import ModelError
 from millrace.models import device, placement
 from millrace.models.window import window_of
+
+log = logging.getLogger("millrace.models")
 
 
 @dataclass(frozen=True)
@@ -47,11 +50,18 @@ def load(config: EngineConfig) -> LoadedModel:
         # here, and keep the results in the temporary folder.
         mx.disable_compile()
     try:
-        model, settings = load_model(path, lazy=True, trust_remote_code=config.trust_remote_code)
-        model = placement.place(model, config.weights, kind, path)
-        mx.eval(model.parameters())
+        model, settings = _loaded(config, config.weights, kind)
         caches = make_prompt_cache(model)
-        vocab, dtype = _warm_up(model, caches)
+        try:
+            vocab, dtype = _warm_up(model, caches)
+        except Exception as error:
+            if _products(model) is None:
+                raise
+            # A model that looks into its layers finds ours different.
+            log.warning("weights are widened to float32: our own layers do not suit it: %s", error)
+            model, settings = _loaded(config, "f32", kind)
+            caches = make_prompt_cache(model)
+            vocab, dtype = _warm_up(model, caches)
     except MemoryError as error:
         raise ModelError(f"{path} does not fit into this machine's memory.") from error
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
@@ -62,12 +72,21 @@ def load(config: EngineConfig) -> LoadedModel:
         vocab_size=vocab,
         dtype=dtype,
         device=kind,
-        native=getattr(model, "in_place", False),
+        native=getattr(model, "in_place", False) or _products(model) is not None,
         weight_bytes=_weight_bytes(model),
         memory=device.describe().budget,
         caches=caches,
         seconds=time.monotonic() - start,
     )
+
+
+def _loaded(config: EngineConfig, weights: Weights, kind: placement.Device) -> tuple[Any, Any]:
+    """The model on its device, and its settings."""
+    path = Path(config.model)
+    model, settings = load_model(path, lazy=True, trust_remote_code=config.trust_remote_code)
+    model = placement.place(model, weights, kind, path)
+    mx.eval(model.parameters())
+    return model, settings
 
 
 def _warm_up(model: Any, caches: list[Any]) -> tuple[int, str]:
@@ -79,7 +98,15 @@ def _warm_up(model: Any, caches: list[Any]) -> tuple[int, str]:
 
 def _weight_bytes(model: Any) -> int:
     own: int | None = getattr(model, "nbytes", None)
-    return tree_reduce(_add_bytes, model.parameters(), 0) if own is None else own
+    if own is not None:
+        return own
+    ours = sum(m.nbytes for m in model.modules() if hasattr(m, "nbytes")) if _products(model) else 0
+    total: int = tree_reduce(_add_bytes, model.parameters(), ours)
+    return total
+
+
+def _products(model: Any) -> Any:
+    return getattr(model, "own_products", None)
 
 
 def _add_bytes(total: int, value: Any) -> int:

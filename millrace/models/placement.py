@@ -18,7 +18,7 @@ from mlx_lm.utils import dequantize_model
 from millrace.config import Weights
 from millrace.models import blas
 from millrace.models.quantized import flatten
-from millrace.native import native
+from millrace.native import native, native_layers
 
 Device = Literal["cpu", "metal", "cuda"]
 
@@ -38,6 +38,8 @@ def place(model: Any, wanted: Weights, device: Device, folder: Path | None = Non
         own = native(model, blas.threads(), folder)
         if own is not None:
             return own
+        # What is left of the model is widened below.
+        model.own_products = native_layers(model, blas.threads(), folder)
     mode = resolve_weights(wanted, device)
     if mode == "keep":
         if device == "cuda":

@@ -23,24 +23,51 @@ def native(model: Any, threads: int, folder: Path | None = None) -> Any | None:
 
     What its folder has in compact form (`compact`) is taken in place of the model's own weights.
     """
-    try:
-        import mlx.core as mx
-
-        from millrace.native.model import NativeModel
-        from millrace.native.packing import Unsupported, read_compact
-        from millrace.native.plan import check, plan
-    except (ImportError, OSError) as error:
-        # llvmlite that finds its own library missing or unfit says so with an OSError.
-        wanted = getattr(error, "name", None) or error
-        log.warning("weights are widened to float32: kernels for them need %s", wanted)
+    if (problem := missing()) is not None:
+        log.warning("weights are widened to float32: kernels for them need %s", problem)
         return None
+    import mlx.core as mx
+
+    from millrace.native.model import NativeModel
+    from millrace.native.packing import Unsupported, read_compact
+    from millrace.native.plan import check, plan
+
     try:
         check(model)
     except Unsupported as reason:
-        log.info("weights are widened to float32: %s", reason)
+        log.info("the model is not run as a whole by our own kernels: %s", reason)
         return None
     compact = read_compact(folder) if folder is not None else {}
     packed = plan(model, compact)
     # The arrays that the weights were read into; MLX would keep them for others of their size.
     mx.clear_cache()
     return NativeModel(packed, threads, model.args)
+
+
+def native_layers(model: Any, threads: int, folder: Path | None = None) -> Any | None:
+    """Put our own layers in the place of a model's quantised ones.
+
+    Returns what they share, of which `logits` says whether the model's head is wanted; None where nothing
+    was replaced.
+    """
+    if missing() is not None:
+        return None
+    import mlx.core as mx
+
+    from millrace.native.linear import replace_layers
+    from millrace.native.packing import Packer, read_compact
+
+    packer = Packer(model, read_compact(folder) if folder is not None else {})
+    products = replace_layers(model, packer, threads)
+    mx.clear_cache()
+    return products
+
+
+def missing() -> str | None:
+    """What these kernels need and have not."""
+    try:
+        import llvmlite.binding  # noqa: F401
+    except (ImportError, OSError) as error:
+        # llvmlite that finds its own library missing or unfit says so with an OSError.
+        return str(getattr(error, "name", None) or error)
+    return None

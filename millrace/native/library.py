@@ -57,6 +57,7 @@ def shared() -> Code:
     for body in (
         stages.norm,
         stages.added,
+        stages.copied,
         stages.silu,
         stages.gelu,
         stages.headed,

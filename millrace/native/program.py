@@ -6,6 +6,7 @@ lies in tables that the records point to.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,7 +62,11 @@ class Buffers:
         self.logits = _floats(logits, plan.head.blocks * 16)
         self.parts = _floats(parts * attention.MOST_SPLIT, size)
         self.part_stats = _floats(parts * attention.MOST_SPLIT, 2)
-        own = max(attention.scratch_bytes(size), _unpacked_bytes(plan))
+        layer = plan.layers[0]
+        own = max(
+            attention.scratch_bytes(size),
+            unpacked_bytes((layer.out, layer.down, layer.gate, plan.head)),
+        )
         self.scratch = aligned((threads, -(-own // 4096) * 4096), np.uint8)
 
 
@@ -262,9 +267,8 @@ def _bits(value: float) -> int:
     return int(np.float32(value).view(np.uint32))
 
 
-def _unpacked_bytes(plan: Plan) -> int:
+def unpacked_bytes(matrices: Iterable[Packed]) -> int:
     """What a thread needs for the unpacked blocks of the largest matrix."""
-    layer = plan.layers[0]
-    largest = max(layer.out.inputs, layer.down.inputs, layer.gate.inputs, plan.head.inputs)
+    largest = max(matrix.inputs for matrix in matrices)
     blocks = library.tile_shape()[1]
     return (largest + 2 * largest // 16) * blocks * 16 * FLOAT_BYTES

@@ -57,6 +57,18 @@ def norm(e: Emitter, record: Value, unit: Value, thread: Value) -> None:
     rowwise.sums(e, out, e.at(r.sums, e.times(unit, r.sums_row)), _halved(e, r.count))
 
 
+COPIED = ("x", "x_row", "out", "out_row", "count", "sums", "sums_row")
+
+
+def copied(e: Emitter, record: Value, unit: Value, thread: Value) -> None:
+    """Copy a row, and sum its groups."""
+    r = Record(e, record, COPIED)
+    out = e.at(r.out, e.times(unit, r.out_row))
+    one = ir.Constant(FLOAT, 1.0)
+    rowwise.copy(e, e.at(r.x, e.times(unit, r.x_row)), out, r.count, one)
+    rowwise.sums(e, out, e.at(r.sums, e.times(unit, r.sums_row)), _halved(e, r.count))
+
+
 ADDED = ("x", "x_row", "weight", "out", "out_row", "count", "eps")
 
 
