@@ -137,7 +137,7 @@ def _group(
 
 def call(address: int, units: int, fields: dict[str, int], names: tuple[str, ...]) -> None:
     """Run all units of a stage, the last first: their order must not matter."""
-    head = [address, units, 0, 0]
+    head = [address, units, *[0] * (len(stages.HEAD) - 2)]
     record = np.array(head + [fields[name] for name in names], np.int64)
     function = _STAGE(address)
     for unit in reversed(range(units)):

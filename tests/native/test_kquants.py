@@ -15,15 +15,13 @@ pytest.importorskip("llvmlite")
 from gguf.constants import GGML_QUANT_SIZES
 from gguf.constants import GGMLQuantizationType as Type
 from gguf.quants import dequantize
+from kernel_calls import Matrix, embed, multiply
 
 from millrace.models.gguf.blocks import pack as mlx_form
 from millrace.models.gguf.kquants import compact
 from millrace.models.gguf.reader import Tensor
-from millrace.native import library, stages
 from millrace.native.compact import KINDS
-from millrace.native.packing import Array, Compact, Packed, Packer, aligned, pack, read_compact
-from millrace.native.pool import Pool
-from millrace.native.products import FLOAT_BYTES, SUMS
+from millrace.native.packing import Array, Compact, Packed, Packer, pack, read_compact
 
 OUTPUTS, INPUTS = 72, 512
 """Outputs fill no whole number of blocks; inputs are two spans."""
@@ -83,94 +81,31 @@ def packed_from(source: Tensor) -> Packed:
     return pack(layer_of(source), Compact(source.kind.name, arrays))
 
 
-class Kernels:
-    """Runs one stage at a time."""
-
-    def __init__(self) -> None:
-        self._pool = Pool(2)
-
-    def product(self, matrix: Packed, x: Array) -> Array:
-        rows = x.shape[0]
-        out = aligned((rows, matrix.blocks * 16), np.float32)
-        sums = aligned((rows, -(-x.shape[1] // SUMS // 16) * 16), np.float32)
-        sums[:, : x.shape[1] // SUMS] = x.reshape(rows, -1, SUMS).sum(-1)
-        scratch = aligned((2, 1 << 20), np.uint8)
-        code = library.of_format(matrix.form).address
-        if rows in library.STREAMED:
-            function, blocks = code[f"streamed{rows}"], library.streamed_blocks(rows)
-        else:
-            function, blocks = code["tiled"], library.tile_shape()[1]
-        fields = {
-            "weights": matrix.data.ctypes.data,
-            "block_bytes": matrix.block_bytes,
-            "groups": matrix.groups,
-            "x": x.ctypes.data,
-            "x_row": x.strides[0],
-            "sums": sums.ctypes.data,
-            "sums_row": sums.strides[0],
-            "out": out.ctypes.data,
-            "out_row": out.strides[0],
-            "rows": rows,
-            "start": stages.ZERO,
-            "bias": 0,
-            "scratch": scratch.ctypes.data,
-            "scratch_bytes": scratch.shape[1],
-        }
-        self._run(function, matrix.blocks // blocks, fields, stages.PRODUCT)
-        return out[:, : matrix.outputs]
-
-    def rows(self, matrix: Packed) -> Array:
-        """Every output's weights, as an embedding gives them."""
-        tokens = np.arange(matrix.outputs, dtype=np.int64)
-        out = aligned((matrix.outputs, matrix.inputs), np.float32)
-        fields = {
-            "tokens": tokens.ctypes.data,
-            "weights": matrix.data.ctypes.data,
-            "block_bytes": matrix.block_bytes,
-            "groups": matrix.groups,
-            "out": out.ctypes.data,
-            "out_row": matrix.inputs * FLOAT_BYTES,
-            "factor": int(np.float32(1).view(np.uint32)),
-        }
-        function = library.of_format(matrix.form).address["embedded"]
-        self._run(function, matrix.outputs, fields, stages.EMBED)
-        return out
-
-    def _run(self, function: int, units: int, fields: dict[str, int], names: Any) -> None:
-        record = np.zeros((1, 24), np.int64)
-        record[0, :4] = function, units, 0, 1
-        record[0, 4 : 4 + len(names)] = [fields[name] for name in names]
-        self._pool.run(record)
+def matrix_from(source: Tensor) -> Matrix:
+    packed = packed_from(source)
+    values = values_of(source).astype(np.float64)
+    return Matrix(packed.form, packed.data, values, np.abs(values), packed.groups)
 
 
-@pytest.fixture(scope="module")
-def kernels() -> Kernels:
-    return Kernels()
-
-
-@pytest.mark.parametrize(
-    "kind", [*(Type[name] for name in KINDS), *MLX_TYPES], ids=lambda k: k.name
+every_type = pytest.mark.parametrize(
+    "kind", [*(Type[name] for name in KINDS), *MLX_TYPES], ids=lambda kind: kind.name
 )
-def test_packed_values_are_those_that_gguf_reads(kernels: Kernels, kind: Type) -> None:
-    source = tensor(kind)
-    assert np.array_equal(kernels.rows(packed_from(source)), values_of(source))
 
 
-@pytest.mark.parametrize(
-    "kind", [*(Type[name] for name in KINDS), *MLX_TYPES], ids=lambda k: k.name
-)
-def test_a_row_has_the_same_product_alone_and_among_others(kernels: Kernels, kind: Type) -> None:
+@every_type
+def test_packed_values_are_those_that_gguf_reads(kind: Type) -> None:
     source = tensor(kind)
-    matrix = packed_from(source)
-    most = 2 * library.tile_shape()[0]
-    x = aligned((most, INPUTS), np.float32)
-    x[:] = np.random.default_rng(1).normal(size=x.shape)
-    many = kernels.product(matrix, x)
-    expected = x.astype(np.float64) @ values_of(source).astype(np.float64).T
-    assert np.allclose(many, expected, rtol=1e-4, atol=1e-4)
-    for rows in library.STREAMED:
-        few = kernels.product(matrix, x[:rows])
-        assert np.array_equal(few.view(np.uint32), many[:rows].view(np.uint32))
+    assert np.array_equal(embed(matrix_from(source), np.arange(OUTPUTS)), values_of(source))
+
+
+@every_type
+def test_a_row_has_the_same_product_alone_and_among_others(kind: Type) -> None:
+    matrix = matrix_from(tensor(kind))
+    x = np.random.default_rng(1).normal(size=(25, INPUTS)).astype(np.float32)
+    many = multiply(matrix, x)
+    assert np.allclose(many[:, :OUTPUTS], x @ matrix.values.T, rtol=1e-4, atol=1e-4)
+    for rows in (1, 2, 3, 4, 8, 9):
+        assert multiply(matrix, x[:rows]).tobytes() == many[:rows].tobytes()
 
 
 def test_they_take_hardly_more_than_in_the_file() -> None:
@@ -188,13 +123,14 @@ def test_centred_codes_have_no_biases() -> None:
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
-def test_codes_of_every_width_that_mlx_has_are_read(kernels: Kernels, bits: int) -> None:
+def test_codes_of_every_width_that_mlx_has_are_read(bits: int) -> None:
     layer = nn.Linear(INPUTS, OUTPUTS, bias=False)
     quantized = nn.QuantizedLinear.from_linear(layer, group_size=64, bits=bits)
     parts = (quantized["weight"], quantized["scales"], quantized["biases"])
     expected = np.array(mx.dequantize(*parts, group_size=64, bits=bits))
-    found = kernels.rows(pack(quantized))
-    assert np.allclose(found, expected, rtol=0, atol=1e-6)
+    packed = pack(quantized)
+    matrix = Matrix(packed.form, packed.data, expected, expected, packed.groups)
+    assert np.allclose(embed(matrix, np.arange(OUTPUTS)), expected, rtol=0, atol=1e-6)
 
 
 def test_weights_that_have_a_compact_form_are_never_read() -> None:
