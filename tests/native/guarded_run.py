@@ -1,12 +1,11 @@
-"""Runs models whose every array ends, or begins, where the next byte may not be touched: a kernel that reads
-or writes beside its memory ends the process. `python guarded_run.py end|begin`, a process of its own."""
+"""Runs models whose every array ends, or begins, where the next byte may not be touched: what reads or
+writes beside its memory ends the process. So it is a process of its own."""
 
 from __future__ import annotations
 
 import ctypes
 import faulthandler
 import mmap
-import sys
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -92,14 +91,7 @@ def check(kind: Kind, threads: int, width: int, passes: list[tuple[int, list[int
                 assert np.isnan(array[row, :, end:]).all()
 
 
-def main() -> None:
-    global SIDE
-    SIDE = sys.argv[1]
-    faulthandler.enable()
-    tables = native_model.Tables, native_model.Buffers
-    assert tables == (program.Tables, program.Buffers)
-    program.aligned = guarded  # type: ignore[assignment]
-    assert packing.aligned is not guarded
+def check_kinds() -> None:
     window = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 33}
     check(Kind(bits=4, more=window), 1, 293, [(150, [150]), (1, [1]), (141, [141]), (1, [1])])
     check(Kind(bits=8, group=32), 2, 61, [(40, [40, 9]), (6, [6, 1]), (9, [9, 9]), (6, [6, 6])])
@@ -109,6 +101,18 @@ def main() -> None:
     check(Kind(heads=(96, 1), layers=1), 1, 18, [(7, [7]), (10, [10]), (1, [1])])
     gemma = {"sliding_window": 20, "sliding_window_pattern": 2, "query_pre_attn_scalar": 64}
     check(Kind("gemma3_text", (4, 1), 256, more=gemma), 2, 130, [(129, [129]), (1, [1])])
+
+
+def main() -> None:
+    global SIDE
+    faulthandler.enable()
+    tables = native_model.Tables, native_model.Buffers
+    assert tables == (program.Tables, program.Buffers)
+    program.aligned = guarded  # type: ignore[assignment]
+    assert packing.aligned is not guarded
+    for side in ("end", "begin"):
+        SIDE = side
+        check_kinds()
     print("no kernel left its memory")
 
 

@@ -16,7 +16,7 @@ from millrace.engine.runner import Runner
 LONG = random_tokens(1500)
 
 
-@pytest.mark.parametrize("window", [0, 1, 128, 300])
+@pytest.mark.parametrize("window", [0, 1, 300])
 def test_fifteen_hundred_keys_are_seen_as_the_window_says(window: int) -> None:
     more = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": window}
     kind = Kind(heads=(3, 1), more=more if window else {}, dtype=mx.float16)

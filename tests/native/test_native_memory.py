@@ -21,14 +21,13 @@ from millrace.engine.runner import Runner
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("side", ["end", "begin"])
-def test_no_kernel_leaves_its_memory(side: str) -> None:
+def test_no_kernel_leaves_its_memory() -> None:
     done = subprocess.run(
-        [sys.executable, str(HERE / "guarded_run.py"), side],
+        [sys.executable, str(HERE / "guarded_run.py")],
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=250,
     )
     assert done.returncode == 0, done.stderr
     assert "no kernel left its memory" in done.stdout
