@@ -91,6 +91,7 @@ class Products:
 
     def _run(self, *records: list[int]) -> None:
         program = self._program[: len(records)]
+        self._pool.retire(self._program)
         for row, record in zip(program, records, strict=True):
             row[: len(record)] = record
         self._pool.run(program)

@@ -66,7 +66,6 @@ class NativeModel:
         if not 0 <= ids.min() <= ids.max() < self._plan.embedding.outputs:
             raise ValueError(f"Token ids are below {self._plan.embedding.outputs}.")
         places = self._places(cache, rows, count)
-        self._check(ids, cache, max(places) + count)
         total = rows * count
         wanted = total if logits else 0
         items = Items.of(self._plan, places, count, self._pool.threads)
@@ -87,6 +86,7 @@ class NativeModel:
             tables.merges[: len(items.merges)] = items.merges
         program = self._program(total, wanted, items.few)
         records = program.records
+        self._pool.retire(records)
         records[program.attending, UNITS] = len(items.items)
         records[program.merging, UNITS] = len(items.merges)
         buffers.x[total : library.padded_rows(total)] = 0
@@ -98,15 +98,6 @@ class NativeModel:
             return None
         found = buffers.logits[:total, : self._plan.vocabulary]
         return mx.array(found).reshape(rows, count, -1)
-
-    def _check(self, ids: Array, cache: list[Any], length: int) -> None:
-        """Kernels know no bounds: what would lead out of the memory that there is, ends here."""
-        if ids.min() < 0 or ids.max() >= self._plan.embedding.outputs:
-            raise ValueError("a token is not of the vocabulary")
-        # The layers' caches are all of one size.
-        slots, _, width, _ = cache[0].keys.shape
-        if slots < len(ids) or width < length:
-            raise ValueError("a cache has no room for the rows' next tokens")
 
     def _places(self, cache: list[Any], rows: int, count: int) -> list[int]:
         """Where the rows' next tokens stand; caches are given the room for them."""

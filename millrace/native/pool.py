@@ -12,8 +12,10 @@ from millrace.native import library, stages
 from millrace.native.packing import Array
 
 _Driver = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 6)
-_Work = tuple[int, int, int, int]
+_Work = tuple[Array, int]
 TAKEN, DONE = stages.HEAD.index("taken"), stages.HEAD.index("done")
+_NOBODY = -1
+"""No run has this number."""
 
 
 class Pool:
@@ -30,6 +32,10 @@ class Pool:
             name = f"millrace-native-{number}"
             threading.Thread(target=self._serve, args=(number,), name=name, daemon=True).start()
 
+    def retire(self, program: Array) -> None:
+        """Nobody takes anything of a program until its next run: its units may be counted anew."""
+        program[:, TAKEN] = _NOBODY
+
     def run(self, program: Array) -> None:
         """Carry out a program, whose last stage is waited for.
 
@@ -38,11 +44,10 @@ class Pool:
         run = next(self._runs) % 2**31
         program[:, DONE] = 0
         program[:, TAKEN] = run << stages.RUN_BITS
-        work = (program.ctypes.data, program.shape[0], program.strides[0], run)
         self._sent += 1
         for queue in self._work:
-            queue.put(work)
-        self._driver(*work, 0, self._give_way)
+            queue.put((program, run))
+        self._drive(program, run, 0)
 
     def settle(self) -> None:
         """Wait until nobody but the caller looks at a program."""
@@ -52,5 +57,9 @@ class Pool:
     def _serve(self, number: int) -> None:
         queue = self._work[number - 1]
         while True:
-            self._driver(*queue.get(), number, self._give_way)
+            self._drive(*queue.get(), number)
             self._left[number - 1] += 1
+
+    def _drive(self, program: Array, run: int, thread: int) -> None:
+        at, size = program.ctypes.data, program.strides[0]
+        self._driver(at, len(program), size, run, thread, self._give_way)

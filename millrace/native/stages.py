@@ -252,24 +252,33 @@ def driver(
     b.position_at_end(over)
     with b.if_then(b.icmp_signed(">", waits, long(0))):
         before = e.loop(waits)
-        _wait(e, b.sub(record, e.times(before.index, record_bytes)), give_way)
+        stage = b.sub(record, e.times(before.index, record_bytes))
+        _wait(e, stage, run, leave, give_way)
         before.close()
     each.close()
 
 
-def _wait(e: Emitter, record: Value, give_way: Value) -> None:
-    """Until a stage's units are done."""
+def _wait(e: Emitter, record: Value, run: Value, leave: Value, give_way: Value) -> None:
+    """Until a stage's units are done, or are another run's: that may have fewer."""
     b = e.builder
     units = Record(e, record, ()).units
-    done = b.inttoptr(e.at(record, WORD * HEAD.index("done")), LONG.as_pointer())
-    look, tired, rest = (b.append_basic_block(name) for name in ("look", "tired", "rest"))
+    taken, done = (
+        b.inttoptr(e.at(record, WORD * HEAD.index(name)), LONG.as_pointer())
+        for name in ("taken", "done")
+    )
+    look, still, tired, rest = (
+        b.append_basic_block(name) for name in ("look", "still", "tired", "rest")
+    )
     before = b.block
     b.branch(look)
     b.position_at_end(look)
     looks = b.phi(LONG)
     looks.add_incoming(long(0), before)
     now = b.load_atomic(done, "acquire", WORD, typ=LONG)
-    b.cbranch(b.icmp_signed("<", now, units), tired, rest)
+    b.cbranch(b.icmp_signed("<", now, units), still, rest)
+    b.position_at_end(still)
+    whose = b.lshr(b.load_atomic(taken, "acquire", WORD, typ=LONG), long(RUN_BITS))
+    b.cbranch(b.icmp_signed("==", whose, run), tired, leave)
     b.position_at_end(tired)
     more = b.add(looks, long(1))
     # A thread that waits long may be on the core that another one needs.

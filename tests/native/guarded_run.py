@@ -62,6 +62,7 @@ class Slots:
         self.values = guarded((rows, heads, width, size), np.float32)
         self.keys[:] = self.values[:] = np.nan
         self.places = [0] * rows
+        self.moved = 0
 
 
 def check(kind: Kind, threads: int, width: int, passes: list[tuple[int, list[int]]]) -> None:

@@ -83,7 +83,7 @@ def test_a_model_that_is_not_known_is_left_as_it_is(
     before = np.array(model(mx.array([tokens])))
     with caplog.at_level(logging.INFO, "millrace.native"):
         assert native(model, 2) is None
-    assert reason in caplog.text and "float32" in caplog.text
+    assert "not run as a whole" in caplog.text and reason in caplog.text
     assert np.array_equal(np.array(model(mx.array([tokens]))), before)
 
 
@@ -145,8 +145,7 @@ def test_without_llvmlite_models_run_in_float32(how: str, tmp_path: Path) -> Non
         timeout=200,
     )
     assert done.returncode == 0, done.stderr
-    reason = "need llvmlite" if how == "absent" else "cannot be loaded: no libstdc++"
-    assert reason in done.stdout
+    assert ("need llvmlite" if how == "absent" else "no libstdc++") in done.stdout
     assert "(1, 3, 50)" in done.stdout
 
 
