@@ -47,7 +47,7 @@ def prepare(
     if style.functions:
         arguments = {"functions": json.dumps(list(tools or ()), ensure_ascii=False), "datetime": ""}
     elif specs and not style.tools:
-        found = _with_system(found, show_tools(format, specs))
+        found = _with_system(found, show_tools(format, specs), style)
     found = [_content(message, style) for message in _systems(found, style)]
     if style.one_call:
         found = _one_call_each(found)
@@ -55,9 +55,11 @@ def prepare(
     found = [_result(message, style, format) for message in found]
     found = [_reasoning(message, style) for message in found]
     if not style.said_after_results:
-        found = _said_with_results(found)
+        found = _said_with_results(found, style)
     if style.alternate or not style.results:
         found = _merged(found)
+    if style.user_first:
+        found = _user_first(found)
     return PreparedMessages(found, list(tools) if tools and style.tools else None, arguments)
 
 
@@ -160,13 +162,11 @@ def _nine(identifier: str) -> str:
     return hashlib.sha256(identifier.encode()).hexdigest()[:9]
 
 
-def _with_system(messages: list[Message], text: str) -> list[Message]:
+def _with_system(messages: list[Message], text: str, style: Style) -> list[Message]:
     if messages and messages[0]["role"] in ("system", "developer"):
         first = messages[0]
-        return [
-            {**first, "content": f"{plain_text(first.get('content'))}\n\n{text}"},
-            *messages[1:],
-        ]
+        said = plain_text(first.get("content"), style)
+        return [{**first, "content": f"{said}\n\n{text}"}, *messages[1:]]
     return [{"role": "system", "content": text}, *messages]
 
 
@@ -181,7 +181,7 @@ def _systems(messages: list[Message], style: Style) -> list[Message]:
             leading = False
             found.append(message)
         elif leading and not (role == "developer" and style.developer):
-            head.append(plain_text(message.get("content")))
+            head.append(plain_text(message.get("content"), style))
         elif leading or style.late_system:
             found.append({**message, "role": role if style.developer else "system"})
         else:
@@ -195,11 +195,16 @@ def _systems(messages: list[Message], style: Style) -> list[Message]:
         if message["role"] == "user":
             found[index] = {**message, "content": _joined(text, message.get("content"))}
             return found
+        if style.user_first:
+            break
     return [{"role": "user", "content": text}, *found]
 
 
-def plain_text(content: Any) -> str:
-    """The text of a content, whether written as a string or as parts."""
+def plain_text(content: Any, style: Style) -> str:
+    """The text of a content, whether written as a string or as parts.
+
+    A template that knows no parts cannot set them apart, so that each gets a line of its own.
+    """
     if content is None:
         return ""
     if isinstance(content, str):
@@ -221,7 +226,7 @@ def plain_text(content: Any) -> str:
                 "text only.",
                 param="messages",
             )
-    return "".join(parts)
+    return ("\n" if style.parts == "flatten" else "").join(parts)
 
 
 def _is_text(content: Any) -> bool:
@@ -236,9 +241,9 @@ def _content(message: Message, style: Style) -> Message:
         return {**message, "content": None if message.get("tool_calls") else ""}
     if message["role"] in ("user", "assistant", "tool") and not _is_text(content):
         if style.parts == "flatten":
-            return {**message, "content": plain_text(content)}
+            return {**message, "content": plain_text(content, style)}
         return message
-    text = plain_text(content)
+    text = plain_text(content, style)
     if style.parts == "require" and message["role"] == "user":
         return {**message, "content": [{"type": "text", "text": text}]}
     return {**message, "content": text}
@@ -295,7 +300,7 @@ def _calls(message: Message, style: Style, format: OutputFormat) -> list[Message
             [Call(_function(c)["name"], _arguments(c), str(c.get("id") or "0")) for c in calls],
         )
         rest = {key: value for key, value in message.items() if key != "tool_calls"}
-        text = f"{plain_text(content)}\n{written}" if content else written
+        text = f"{plain_text(content, style)}\n{written}" if content else written
         return [{**rest, "content": text}]
     shaped = []
     for call in calls:
@@ -320,7 +325,8 @@ def _calls(message: Message, style: Style, format: OutputFormat) -> list[Message
 def _result(message: Message, style: Style, format: OutputFormat) -> Message:
     if message["role"] != "tool" or style.results:
         return message
-    text = show_result(format, str(message.get("name") or ""), plain_text(message.get("content")))
+    said = plain_text(message.get("content"), style)
+    text = show_result(format, str(message.get("name") or ""), said)
     return {"role": "user", "content": text}
 
 
@@ -342,14 +348,15 @@ def _reasoning(message: Message, style: Style) -> Message:
     return {**found, style.reasoning: text}
 
 
-def _said_with_results(messages: list[Message]) -> list[Message]:
+def _said_with_results(messages: list[Message], style: Style) -> list[Message]:
     """What a user says beside the results of tools, as a part of the last of them."""
     found: list[Message] = []
     for message in messages:
         last = found[-1] if found else None
         if last is not None and last["role"] == "tool" and message["role"] == "user":
-            said = plain_text(message.get("content"))
-            found[-1] = {**last, "content": _joined(plain_text(last.get("content")), said)}
+            said = plain_text(message.get("content"), style)
+            result = plain_text(last.get("content"), style)
+            found[-1] = {**last, "content": _joined(result, said)}
         else:
             found.append(message)
     return found
@@ -376,3 +383,11 @@ def _merged(messages: list[Message]) -> list[Message]:
         else:
             found.append(message)
     return found
+
+
+def _user_first(messages: list[Message]) -> list[Message]:
+    """An empty turn of the user before an assistant that speaks first."""
+    begin = next((i for i, m in enumerate(messages) if m["role"] != "system"), len(messages))
+    if begin == len(messages) or messages[begin]["role"] == "user":
+        return messages
+    return [*messages[:begin], {"role": "user", "content": ""}, *messages[begin:]]

@@ -243,7 +243,7 @@ def test_what_is_left_out_is_named(agent: Server) -> None:
 
 
 def test_parts_and_names_make_one_text(agent: Server) -> None:
-    parts = [{"type": "text", "text": "sun"}, {"type": "text", "text": "ny"}]
+    parts = [{"type": "text", "text": "It is"}, {"type": "text", "text": "sunny"}]
     messages = [
         {"role": "developer", "content": [{"type": "text", "text": "Be brief."}]},
         {"role": "user", "name": "ann", "content": parts},

@@ -165,7 +165,7 @@ def test_developer_and_several_system_messages() -> None:
     prepared = ready(CHATML, messages)[1]
     assert prepared.messages == [
         {"role": "system", "content": "One.\n\nTwo."},
-        {"role": "user", "content": "Hi you"},
+        {"role": "user", "content": "Hi \nyou"},
     ]
     knows = CHATML.replace(
         "{%- for m in messages %}", "{#- developer -#}{%- for m in messages %}", 1
@@ -197,7 +197,7 @@ def test_without_a_system_role_and_with_strict_turns() -> None:
 def test_gemma_tools_are_python_and_results_are_fences() -> None:
     text, prepared = ready(ALTERNATING, calling({"city": "Bern", "hourly": True}), TOOLS)
     assert prepared.tools is None
-    assert "def get_weather(city: str, opts: dict = None" in text
+    assert "def get_weather(city: str, opts: dict | None = None, tags: list[str] | None" in text
     assert '    """About get_weather.' in text
     assert "        city: city" in text
     assert "```tool_code\nget_weather(city='Bern', hourly=True)\nping()\n```" in text
@@ -244,7 +244,7 @@ def test_mistakes_are_named() -> None:
     with pytest.raises(BadRequest, match="function name"):
         bad = [{"role": "assistant", "tool_calls": [{"id": "1", "function": {}}]}]
         prepare(bad, None, Style(), by_name("plain"))
-    assert plain_text(None) == ""
+    assert plain_text(None, Style()) == ""
 
 
 def test_an_assistant_message_can_be_continued() -> None:

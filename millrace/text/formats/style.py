@@ -40,6 +40,8 @@ class Style:
     late_system: bool = True
     developer: bool = False
     alternate: bool = False
+    user_first: bool = False
+    """The conversation must begin with a user's turn."""
     parts: Literal["flatten", "keep", "require"] = "flatten"
     tools: bool = True
     calls: bool = True
@@ -127,6 +129,8 @@ def probe(template: Template) -> Style:
         ),
         developer="developer" in template.source and ask.shows([developer, _USER], "d1d", "q1u"),
         alternate=not ask.shows([_USER, again], "q1u", "q2u"),
+        user_first=ask.shows([_USER, answer, again], "a1a", "q2u")
+        and not ask.shows([answer, again], "a1a", "q2u"),
         parts=_parts(ask),
         tools=ask.shows([_USER], "probe_tool", tools=True),
         calls=calls,

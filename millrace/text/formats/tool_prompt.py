@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from millrace.text.formats.call_encoder import Call, write_calls
-from millrace.text.formats.coerce import kinds, parameter_order, resolve
+from millrace.text.formats.coerce import coerce_json, kinds, parameter_order, resolve
 from millrace.text.formats.syntax import OutputFormat
 from millrace.text.formats.tools import ToolSpec
 
@@ -73,7 +73,7 @@ def _stub(tool: ToolSpec) -> str:
         schema = resolve(tool.properties.get(key), tool.parameters)
         text = f"{key}: {_annotation(schema, tool.parameters)}"
         if key not in required:
-            text += f" = {schema['default']!r}" if "default" in schema else " = None"
+            text += _default(schema, tool.parameters)
         arguments.append(text)
         note = _note(schema)
         if note:
@@ -86,6 +86,15 @@ def _stub(tool: ToolSpec) -> str:
     else:
         body[-1] += '"""'
     return "\n".join([f"def {tool.name}({', '.join(arguments)}):", *body])
+
+
+def _default(schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:
+    """What an optional parameter is when it is left out, in its own type."""
+    if "default" not in schema:
+        return " = None" if kinds(schema, root) <= {"null"} else " | None = None"
+    value = json.loads(coerce_json(json.dumps(schema["default"]), schema, root))
+    optional = value is None and "null" not in kinds(schema, root)
+    return f"{' | None' if optional else ''} = {value!r}"
 
 
 def _note(schema: Mapping[str, Any]) -> str:
