@@ -133,18 +133,28 @@ def test_a_value_without_its_end_ends_at_the_next_tag(family: str, text: str) ->
     assert (answer.content, answer.calls) == ("", [("get_weather", {"city": "Bern", "count": 2})])
 
 
-def test_a_value_may_hold_the_tags_that_end_a_call() -> None:
-    value = "<function>x</function> and </tool_call> are tags,\n</function>\n as all know"
-    call = Call("get_weather", {"city": value, "count": 2})
-    for family in ("qwen3-coder", "seed-oss", "minicpm5"):
-        text = write_calls(by_name(family), [call])
-        if family != "qwen3-coder":
-            text = text.replace("</tool_call>", "</b>", 1)
-        else:
-            text = text.replace(" and </tool_call>", "", 1)
-        (found,) = answer_to(by_name(family), text).calls
-        assert found[1]["count"] == 2
-        assert found[1]["city"].endswith("as all know")
+@pytest.mark.parametrize(
+    ("family", "value"),
+    [
+        (
+            "qwen3-coder",
+            "a </function> b <tool_call> and </tool_call> c <function=x> <parameter=y>",
+        ),
+        ("qwen3-coder", "<function=get_time>\n<parameter=zone> </function>\n as all know"),
+        ("seed-oss", "<seed:tool_call> is a tag,\n</function>\n as all know"),
+        ("minicpm5", "<function name=x> <param name=y> </param> z </function> <br>"),
+        ("glm", "<tool_call>nobody\n <arg_key>x</arg_key> </tool_call> as all know"),
+        ("minimax-m2", '<invoke name="x"> <parameter name="y"> </invoke> as all know'),
+        ("deepseek-v4", "<｜DSML｜tool_calls> and </｜DSML｜invoke> as all know"),
+        ("kimi-k3", "<|open|>tools<|sep|> and <|close|>call<|sep|> as all know"),
+    ],
+)
+def test_a_value_may_hold_the_familys_own_tags(family: str, value: str) -> None:
+    format = by_name(family)
+    arguments = {"city": value, "count": 2}
+    text = write_calls(format, [Call("get_weather", arguments), SECOND])
+    answer = answer_to(format, text)
+    assert (answer.content, answer.calls) == ("", [("get_weather", arguments), WANTED])
 
 
 def test_a_string_may_hold_markers() -> None:

@@ -5,16 +5,22 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 from millrace.text.formats.coerce import coerce, is_text, kinds, properties, resolve
 from millrace.text.formats.decoding import Decoding
-from millrace.text.formats.reader import Malformed, Steps, Write, discard
+from millrace.text.formats.reader import Malformed, Steps, discard
 from millrace.text.formats.syntax import TaggedCalls
+from millrace.text.formats.tag_values import (
+    CDATA,
+    CDATA_END,
+    ValueEnds,
+    cdata_ends,
+    copy_text,
+    value_ends,
+)
 from millrace.text.formats.values import escape
 
-_CDATA, _CDATA_END = "<![CDATA[", "]]>"
 _WRAPPERS = ("arguments", "input", "parameters", "properties")
 """Names under which some models put all arguments at once."""
 
@@ -69,22 +75,20 @@ def _parameter(
     key = match.group("name")
     lead = ("" if first else ", ") + json.dumps(key, ensure_ascii=False) + ": "
     kind = _declared(schema, key, said)
-    if syntax.cdata and (yield from reader.skip(_CDATA)):
-        ends = ValueEnds(
-            (_CDATA_END,), (), syntax.value_closes, (syntax.param_open, *syntax.closes)
-        )
+    if syntax.cdata and (yield from reader.skip(CDATA)):
+        ends = cdata_ends(syntax)
     else:
         if syntax.trims:
             yield from reader.skip("\n")
-        ends = _value_ends(state, syntax)
+        ends = value_ends(state, syntax, schema)
     if key in _WRAPPERS and not kind and properties(schema):
         parts: list[str] = []
-        marker = yield from _text(state, ends, parts.append)
+        marker = yield from copy_text(state, ends, parts.append)
         lead = "" if first else ", "
         state.write(lead + _unwrapped("".join(parts), key, schema))
     else:
         marker = yield from _value(state, ends, lead, kind, schema)
-    if marker == _CDATA_END:
+    if marker == CDATA_END:
         marker = yield from reader.until(state.borders(syntax.value_closes), discard)
         if marker is not None and marker not in syntax.value_closes:
             reader.unread(marker)
@@ -99,75 +103,19 @@ def _unwrapped(text: str, key: str, schema: Mapping[str, Any]) -> str:
     return json.dumps(key) + ": " + coerce(text, {}, schema)
 
 
-@dataclass(frozen=True)
-class ValueEnds:
-    """What ends a value: its own marks, and, where those are missing, others."""
-
-    closes: tuple[str, ...]
-    stops: tuple[str, ...]
-    """Marks of what comes next, which stay for it."""
-    doubtful: tuple[str, ...]
-    """Marks of something else that a text may hold: they end it only right before `after`."""
-    after: tuple[str, ...]
-    escaped: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def all(self) -> tuple[str, ...]:
-        return (*self.closes, *self.stops, *self.doubtful, *self.escaped)
-
-
-def _value_ends(state: Decoding, syntax: TaggedCalls) -> ValueEnds:
-    opens = tuple(mark for mark in state.anchors if mark not in syntax.closes)
-    closes = syntax.value_closes
-    stops = opens if syntax.nested else (syntax.param_open, *opens)
-    if syntax.trims:
-        closes = (*closes, *("\n" + close for close in closes))
-    stops = (*stops, *("\n" + stop for stop in stops))
-    doubtful = (*syntax.closes, *("\n" + close for close in syntax.closes))
-    return ValueEnds(closes, stops, doubtful, state.anchors, syntax.escaped)
-
-
 def _value(
     state: Decoding, ends: ValueEnds, lead: str, kind: Any, schema: Mapping[str, Any]
 ) -> Steps[str]:
     """A value up to its end, and the mark that ended it."""
     if is_text(kind, schema):
         state.write(lead + '"')
-        marker = yield from _text(state, ends, lambda text: state.write(escape(text)))
+        marker = yield from copy_text(state, ends, lambda text: state.write(escape(text)))
         state.write('"')
     else:
         parts: list[str] = []
-        marker = yield from _text(state, ends, parts.append)
+        marker = yield from copy_text(state, ends, parts.append)
         state.write(lead + coerce("".join(parts), kind, schema))
     return marker
-
-
-def _text(state: Decoding, ends: ValueEnds, write: Write) -> Steps[str]:
-    reader = state.reader
-    borders = state.patterns(ends.all)
-    while True:
-        marker = yield from reader.until(borders, write)
-        if marker is None:
-            raise Malformed("cut off")
-        if marker in ends.closes:
-            return marker
-        if marker in ends.escaped:
-            write(ends.escaped[marker])
-            continue
-        if marker not in ends.doubtful or (yield from _ends_here(state, ends.after)):
-            reader.unread(marker)
-            return marker
-        write(marker)
-
-
-def _ends_here(state: Decoding, after: tuple[str, ...]) -> Steps[bool]:
-    reader = state.reader
-    here = reader.hold()
-    yield from state.blanks()
-    found = (yield from reader.sees_any(state.patterns(after))) or reader.exhausted
-    reader.back(here)
-    reader.release(here)
-    return found
 
 
 _KINDS = {
@@ -204,12 +152,12 @@ def _nested_parameter(
         raise Malformed("no parameter name")
     lead = ("" if first else ", ") + json.dumps(key, ensure_ascii=False) + ": "
     kind = _declared(schema, key, {})
-    ends = replace(_value_ends(state, syntax), closes=(f"{syntax.nested}</{key}>",))
+    ends = value_ends(state, syntax, schema, close=f"{syntax.nested}</{key}>")
     if is_text(kind, schema):
         yield from _value(state, ends, lead, kind, schema)
         return
     parts: list[str] = []
-    yield from _text(state, ends, parts.append)
+    yield from copy_text(state, ends, parts.append)
     state.write(lead + _element("".join(parts), syntax.nested, kind, schema))
 
 
