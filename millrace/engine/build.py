@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from millrace import native
 from millrace.config import EngineConfig, home
 from millrace.engine.transport import Transport
 from millrace.flight import FlightRecorder
@@ -46,6 +47,8 @@ def build(
     device.before_import()
     blas.prepare()
     transport.send(Loading("loading the model"))
+    if blas.mlx_backend() == "cpu" and not native.compiled():
+        transport.send(Loading("loading the model and compiling kernels for this processor"))
 
     from millrace.cache.index import PrefixIndex
     from millrace.cache.state import sizes_of

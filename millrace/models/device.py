@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from millrace import native
 from millrace.models import blas
 from millrace.protocol import DeviceMemory
 
@@ -214,10 +215,10 @@ def probe() -> Probe:
 
 
 def _kernels() -> Kernels | None:
-    try:
-        from millrace.native import rate
-    except ImportError:
+    if native.missing() is not None:
         return None
+    from millrace.native import rate
+
     return Kernels(rate.name(), rate.vectors(), rate.measure(blas.threads()))
 
 

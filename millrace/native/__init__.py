@@ -71,3 +71,12 @@ def missing() -> str | None:
         # llvmlite that finds its own library missing or unfit says so with an OSError.
         return str(getattr(error, "name", None) or error)
     return None
+
+
+def compiled() -> bool:
+    """Whether there is code for this processor already, or none will be needed."""
+    if missing() is not None:
+        return True
+    from millrace.native.compile import folder
+
+    return folder().is_dir()

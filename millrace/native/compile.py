@@ -11,6 +11,7 @@ import hashlib
 import inspect
 import logging
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from functools import cache
@@ -65,8 +66,10 @@ def compile_kernels(name: str, kernels: dict[str, Body]) -> Code:
     path = folder() / f"{name}.o"
     data = _read(path)
     if data is None:
+        log.info("compiling kernels for this processor (%s): %s", processor()[0], name)
         data = _compiled(kernels)
         _write(path, data)
+        _tidy(path.parent)
     return Code(_loaded(data), list(kernels))
 
 
@@ -139,6 +142,18 @@ def _write(path: Path, data: bytes) -> None:
         log.warning("compiled kernels cannot be kept: %s", error)
 
 
+def _tidy(current: Path) -> None:
+    """Let go of what older versions compiled; a few may still be in use."""
+    try:
+        others = [f for f in current.parent.iterdir() if f.is_dir() and f != current]
+        others.sort(key=lambda f: f.stat().st_mtime)
+        for old in others[:-_VERSIONS]:
+            shutil.rmtree(old, ignore_errors=True)
+    except OSError:
+        log.debug("compiled kernels of older versions stay", exc_info=True)
+
+
+_VERSIONS = 4
 _MARK = hashlib.sha256().digest_size
 
 

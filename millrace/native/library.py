@@ -53,6 +53,7 @@ def shared() -> Code:
         "attended": partial(attention.attended, rows, blocks),
         "attended4": partial(attention.attended, 4, blocks),
         "driver": stages.driver,
+        "fence": stages.fence,
     }
     for body in (
         stages.norm,

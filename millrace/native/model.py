@@ -138,7 +138,6 @@ class NativeModel:
         if key not in self._programs:
             assert self._buffers and self._tables and self._angles
             if len(self._programs) >= _MOST_PROGRAMS:
-                self._pool.settle()
                 self._programs.clear()
             writer = Writer(self._plan, self._buffers, self._tables, self._angles)
             self._programs[key] = writer.write(tokens, logits, few=few)
@@ -150,7 +149,6 @@ class NativeModel:
         if size == self._size:
             return
         plan, layers = self._plan, len(self._plan.layers)
-        self._pool.settle()
         self._programs.clear()
         self._tables = Tables(layers, size.tokens, size.rows, max(size.items, size.merges))
         self._buffers = Buffers(plan, size.tokens, size.logits, size.items, self._pool.threads)

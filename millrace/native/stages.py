@@ -258,6 +258,11 @@ def driver(
     each.close()
 
 
+def fence(e: Emitter) -> None:
+    """What is written before it is seen by other threads before what is written after it."""
+    e.builder.fence("seq_cst")
+
+
 def _wait(e: Emitter, record: Value, run: Value, leave: Value, give_way: Value) -> None:
     """Until a stage's units are done, or are another run's: that may have fewer."""
     b = e.builder
