@@ -50,6 +50,12 @@ def processor() -> tuple[str, str]:
 
 
 @cache
+def has_tables() -> bool:
+    """Whether vectors of sixteen floats can be looked up in a table (`Emitter.looked_up`)."""
+    return "+avx512f" in processor()[1].split(",")
+
+
+@cache
 def folder() -> Path:
     """Where compiled code of this version for this processor lies."""
     mark = hashlib.sha256()

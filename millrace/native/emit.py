@@ -138,6 +138,16 @@ class Emitter:
         chosen = ir.Constant(vector(INT, len(places)), list(places))
         return self.builder.shuffle_vector(a, b, chosen)
 
+    def looked_up(self, table: Sequence[float], index: Value) -> Value:
+        """Floats of a table of 16 or 32 by the lowest bits of integers, where the processor can do so."""
+        first, *more = (
+            ir.Constant(FLOATS, list(table[at : at + LANES])) for at in range(0, len(table), LANES)
+        )
+        if not more:
+            return self._external("llvm.x86.avx512.permvar.sf.512", FLOATS, [first, index])
+        name = "llvm.x86.avx512.vpermi2var.ps.512"
+        return self._external(name, FLOATS, [first, index, more[0]])
+
     def exp(self, x: Value) -> Value:
         """e to the x for floats, to about two units in the last place; 0 where that is below them."""
         b = self.builder

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from llvmlite import ir
 
 from millrace.native.compact import SPAN
+from millrace.native.compile import has_tables
 from millrace.native.emit import BYTE, FLOAT, HALF, INT, LANES, SHORT, Emitter, Value, same, vector
 
 Codes = Literal["u2", "u3", "u4", "u5", "u6", "u8", "f16", "bf16", "f32"]
@@ -30,6 +31,8 @@ _KINDS: dict[str, tuple[Any, int]] = {
 _WORD_BITS = 32
 _WHOLE = 0x4B000000
 """The bits of 2**23, from which on floats are whole numbers: a code in its low bits is added to it."""
+_TABLED = (4, 5)
+"""Bits of codes that are looked up in a table, where that is one instruction, bits above them aside."""
 DENSE_GROUP = 32
 
 
@@ -145,6 +148,8 @@ class Format:
             code = b.lshr(code, same(shift, ints))
         if end > _WORD_BITS:
             code = b.or_(code, b.shl(words[number + 1], same(_WORD_BITS - shift, ints)))
+        if self.bits in _TABLED and isinstance(ints, ir.VectorType) and has_tables():
+            return e.looked_up([float(n - self.zero) for n in range(2**self.bits)], code)
         if end != _WORD_BITS:
             code = b.and_(code, same(2**self.bits - 1, ints))
         if not self.zero:

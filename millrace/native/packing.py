@@ -81,7 +81,8 @@ def read_compact(folder: Path) -> dict[str, Compact]:
     found: dict[str, Compact] = {}
     for path in sorted(folder.glob(f"{STEM}*.safetensors")):
         for name, array in mx.load(str(path)).items():
-            module, kind, part = name.rsplit(".", 2)
+            # Others may have files of such a name.
+            module, kind, part = ["", "", *name.rsplit(".", 2)][-3:]
             if kind in KINDS:
                 found.setdefault(module, Compact(kind, {})).arrays[part] = array
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from kernel_calls import Matrix, embed, multiply
 from millrace.models.gguf.blocks import pack as mlx_form
 from millrace.models.gguf.kquants import compact
 from millrace.models.gguf.reader import Tensor
+from millrace.native import compile, formats, library
 from millrace.native.compact import KINDS
 from millrace.native.packing import Array, Compact, Packed, Packer, pack, read_compact
 
@@ -108,6 +110,23 @@ def test_a_row_has_the_same_product_alone_and_among_others(kind: Type) -> None:
         assert multiply(matrix, x[:rows]).tobytes() == many[:rows].tobytes()
 
 
+@pytest.mark.parametrize("kind", [Type.Q4_K, Type.Q5_0], ids=lambda kind: kind.name)
+def test_codes_from_tables_are_those_without(
+    kind: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrix = matrix_from(tensor(kind))
+    x = np.random.default_rng(1).normal(size=(13, INPUTS)).astype(np.float32)
+    with_tables = [multiply(matrix, x[:rows]) for rows in (1, 13)]
+    with monkeypatch.context() as patch:
+        patch.setattr(formats, "has_tables", lambda: False)
+        patch.setattr(compile, "folder", lambda: tmp_path)
+        patch.setattr(library, "of_format", cache(library.of_format.__wrapped__))
+        without = [multiply(matrix, x[:rows]) for rows in (1, 13)]
+    assert (tmp_path / f"{matrix.form.name}.o").is_file()
+    for one, other in zip(with_tables, without, strict=True):
+        assert one.tobytes() == other.tobytes()
+
+
 def test_they_take_hardly_more_than_in_the_file() -> None:
     most = {"Q2_K": 3.125, "Q3_K": 4.5625, "Q4_K": 4.625, "Q5_K": 5.625, "Q6_K": 6.5625}
     for name, bits in most.items():
@@ -157,6 +176,7 @@ def test_a_compact_form_of_another_shape_is_refused() -> None:
 def test_compact_forms_are_found_by_their_modules_names(tmp_path: Path) -> None:
     parts = compact(tensor(Type.Q6_K)) or {}
     arrays = {f"a.b.Q6_K.{name}": mx.array(values) for name, values in parts.items()}
+    arrays |= {"other": mx.zeros(1), "a.other": mx.zeros(1), "a.b.other.scales": mx.zeros(1)}
     mx.save_safetensors(str(tmp_path / "packed.safetensors"), arrays)
     found = read_compact(tmp_path)
     assert list(found) == ["a.b"]
