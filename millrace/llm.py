@@ -29,8 +29,8 @@ from millrace.serving.model import ServedModel
 from millrace.serving.opening import open_model
 from millrace.serving.request import Request
 from millrace.serving.wishes import Wishes, fill
+from millrace.text.conversation import Conversation, turn_of
 from millrace.text.deltas import Content, Delta
-from millrace.text.dialect import Conversation
 from millrace.text.reading import CallsInText, SplitText, parse_tool_calls, split_reasoning
 
 T = TypeVar("T")
@@ -217,7 +217,7 @@ class LLM:
         if isinstance(prompt, str):
             request = Request(id=id, prompt=model.text_prompt(prompt))
         else:
-            request = model.chat(id, Conversation(prompt))
+            request = model.chat(id, Conversation([turn_of(m) for m in prompt]))
         wishes = {k: options.pop(k) for k in list(options) if k in Wishes.__struct_fields__}
         wishes["logit_bias"] = {str(k): v for k, v in (wishes.get("logit_bias") or {}).items()}
         fill(request, Wishes(**wishes), model)

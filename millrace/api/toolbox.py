@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from millrace.errors import BadRequest, Unsupported
-from millrace.text.dialect import ToolChoice
+from millrace.text.conversation import ToolChoice
 
 Tool = Mapping[str, Any]
 

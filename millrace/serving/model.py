@@ -18,8 +18,8 @@ from millrace.serving.client import EngineClient
 from millrace.serving.in_flight import InFlight, Phase
 from millrace.serving.request import Request, SamplingRanges, fit, in_range
 from millrace.serving.workers import TextDesk
+from millrace.text.conversation import Conversation
 from millrace.text.deltas import Delta, Event, Finish, Idle, PromptScores, Usage
-from millrace.text.dialect import Conversation
 from millrace.text.fim import Infill, infill_of
 from millrace.text.grammar import Demand
 from millrace.text.pipeline import ChoicePipeline

@@ -30,7 +30,7 @@ from millrace.serving.ranges import (
     WidePenalty,
     WideTop,
 )
-from millrace.text.dialect import Conversation
+from millrace.text.conversation import Conversation
 
 _SEED_BITS = (1 << 64) - 1
 

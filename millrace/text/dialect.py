@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from millrace.errors import BadRequest, Unsupported
 from millrace.protocol import Thinking
 from millrace.text import grammar as grammars
+from millrace.text.conversation import Conversation
 from millrace.text.formats import (
     OutputFormat,
     OutputParser,
     ThinkingControls,
-    ToolSpec,
     choose,
     inside_thought,
     thinking_controls,
-    tool_from_openai,
 )
 from millrace.text.formats.style import Style, probe
 from millrace.text.grammar.lark import Entry
@@ -31,43 +29,6 @@ from millrace.text.messages import cut, open_ended, prepare
 from millrace.text.template import ChatTemplate
 from millrace.text.tokenizer import Tokenizer
 from millrace.text.volatile import Volatile
-
-ToolChoice = Literal["none", "auto", "required"]
-
-
-@dataclass
-class Conversation:
-    """A chat request in OpenAI's terms, whatever protocol it came from."""
-
-    messages: Sequence[Mapping[str, Any]]
-    tools: list[dict[str, Any]] = field(default_factory=list)
-    tool_choice: ToolChoice = "auto"
-    tool_name: str | None = None
-    """The one tool that must be called, with tool_choice `required`."""
-    parallel: bool = True
-    thinking: bool | None = None
-    """Whether the model is to think; None leaves it to the model."""
-    effort: str | None = None
-    thinking_budget: int | None = None
-    template_arguments: dict[str, Any] = field(default_factory=dict)
-    add_generation_prompt: bool = True
-    continue_final: bool = False
-
-    def __post_init__(self) -> None:
-        if self.effort == "none" and self.thinking is None:
-            self.thinking = False
-        for name in ("messages", "tools", "add_generation_prompt", "self"):
-            if name in self.template_arguments:
-                raise BadRequest(
-                    f"The template argument '{name}' is the server's own.",
-                    param=f"chat_template_kwargs.{name}",
-                )
-
-    @property
-    def specs(self) -> list[ToolSpec]:
-        if self.tool_choice == "none":
-            return []
-        return [tool_from_openai(t) for t in self.tools]
 
 
 class Dialect:
@@ -164,17 +125,17 @@ class Dialect:
 
     def stripped(self, chat: Conversation) -> int:
         """How many lines of the conversation are left out of its prompt."""
-        return self._volatile.strip(chat.messages)[1]
+        return self._volatile.strip(chat.rendered())[1]
 
     def _without_thinking(self, chat: Conversation) -> Sequence[Mapping[str, Any]]:
         """Some templates know no switch but a word in the system message."""
         word = self.controls.off_word
         if chat.thinking is not False or word is None or self.controls.switch is not None:
-            return chat.messages
-        first, *rest = chat.messages
+            return chat.rendered()
+        first, *rest = chat.rendered()
         if first.get("role") in ("system", "developer") and isinstance(first.get("content"), str):
             return [{**first, "content": f"{first['content']}\n{word}"}, *rest]
-        return [{"role": "system", "content": word}, *chat.messages]
+        return [{"role": "system", "content": word}, first, *rest]
 
     def ignored(self, chat: Conversation) -> list[str]:
         """The fields of the conversation that this model cannot be steered by, by their names.

@@ -7,12 +7,12 @@ whose state cannot be cut anywhere; the positions are advice and never change an
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from millrace.errors import BadRequest
-from millrace.text.dialect import Conversation, Dialect
+from millrace.text.conversation import Conversation, Turn
+from millrace.text.dialect import Dialect
 
 RECENT = 3
 """Messages whose ends are looked for; those of earlier ones were found in earlier turns."""
@@ -31,7 +31,7 @@ def boundaries(dialect: Dialect, chat: Conversation, text: str, ends: Sequence[i
 
 def opening(dialect: Dialect, chat: Conversation) -> str:
     """All that the prompt has before its first user's words: the system message and the tools."""
-    first = next((i for i, m in enumerate(chat.messages) if m.get("role") == "user"), None)
+    first = next((i for i, m in enumerate(chat.messages) if m.role == "user"), None)
     before = chat.messages[:first]
     return _render(dialect, chat, [*before, _said("user")]).partition(_WORDS)[0]
 
@@ -51,21 +51,21 @@ def _places(dialect: Dialect, chat: Conversation, text: str) -> Iterator[int]:
         if text.startswith(begun):
             yield len(begun)
     # The next turn, once there is an answer: templates drop thoughts then, or move the tools.
-    answered = [] if messages[-1].get("role") == "assistant" else [_said("assistant")]
+    answered = [] if messages[-1].role == "assistant" else [_said("assistant")]
     try:
         yield _shared(_render(dialect, chat, [*messages, *answered, _said("user")]), text)
     except BadRequest:
         pass
 
 
-def _render(dialect: Dialect, chat: Conversation, messages: Sequence[Mapping[str, Any]]) -> str:
+def _render(dialect: Dialect, chat: Conversation, messages: Sequence[Turn]) -> str:
     return dialect.render(
         replace(chat, messages=messages, add_generation_prompt=False, continue_final=False)
     )
 
 
-def _said(role: str) -> dict[str, Any]:
-    return {"role": role, "content": _WORDS}
+def _said(role: str) -> Turn:
+    return Turn(role, _WORDS)
 
 
 def _shared(one: str, other: str) -> int:

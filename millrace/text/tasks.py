@@ -14,7 +14,8 @@ import msgspec
 
 from millrace.errors import ContextLengthExceeded
 from millrace.protocol import LazyGrammar, Thinking
-from millrace.text.dialect import Conversation, Dialect
+from millrace.text.conversation import Conversation
+from millrace.text.dialect import Dialect
 from millrace.text.grammar.demand import Demand
 from millrace.text.grammar.lark import single
 from millrace.text.message_boundaries import boundaries, opening
@@ -238,8 +239,8 @@ def size_of(value: object) -> int:
             size += len(item)
         elif isinstance(item, Mapping):
             waiting.append(iter(_flat(item)))
-        elif isinstance(item, Demand):
-            waiting.append(iter((item.value,)))
+        elif isinstance(item, msgspec.Struct):
+            waiting.append(iter(msgspec.structs.astuple(item)))
         elif isinstance(item, Sequence) and not isinstance(item, bytes):
             waiting.append(iter(item))
     return size

@@ -37,7 +37,8 @@ from millrace.text.tokenizer import Tokenizer
 
 
 def _turns(*messages: Any, system: Any = None) -> list[dict[str, Any]]:
-    return conversation_of(system, msgspec.convert(list(messages), list[AnthropicMessage]))
+    turns = conversation_of(system, msgspec.convert(list(messages), list[AnthropicMessage]))
+    return [turn.rendered() for turn in turns]
 
 
 def _user(*blocks: Any) -> dict[str, Any]:
@@ -80,6 +81,7 @@ def test_results_come_right_after_their_calls() -> None:
                 {"type": "redacted_thinking", "data": "y"},
                 _text("I look."),
                 use,
+                use | {"id": "t2"},
             ],
         },
         _user(_text("and?"), result, broken),
@@ -89,7 +91,8 @@ def test_results_come_right_after_their_calls() -> None:
         "content": "I look.",
         "reasoning_content": "hm",
         "tool_calls": [
-            {"id": "t1", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+            {"id": id, "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+            for id in ("t1", "t2")
         ],
     }
     assert turns[2:] == [
@@ -189,7 +192,7 @@ def test_claude_codes_request_is_understood(dialect: Dialect) -> None:
     wire = msgspec.convert(claude_code.body(), MessagesRequest)
     ready = prepare(wire, dialect)
     assert sorted(ready.ignored) == ["output_config.effort", "thinking"]
-    assert [m["role"] for m in ready.chat.messages] == ["system", "user", "system"]
+    assert [m.role for m in ready.chat.messages] == ["system", "user", "system"]
     assert len(ready.chat.tools) == 24
     text = dialect.render(ready.chat)
     for said in ("You are a coding agent.", "</system-reminder>", "say hi", "skills", "Extra15"):
@@ -280,12 +283,17 @@ def test_blocks_follow_each_other_and_fold_to_the_message(pieces: list[Any]) -> 
     assert "".join(json.dumps(b["input"]) for b in whole if b["type"] == "tool_use") == generated
 
 
-def test_a_call_that_was_cut_off_is_left_out_of_the_whole() -> None:
-    pieces = [Content("x"), *_calls(0, ['{"a": 1}']), *_calls(1, ['{"a": ', '"bc'])]
+@pytest.mark.parametrize(
+    ("came", "input"),
+    [("", {}), ("{", {}), ('{"a": 1, "b": "cd', {"a": 1}), ("[1", {}), ('{"a": "\\ud83d', {})],
+)
+def test_a_call_that_was_cut_off_holds_what_is_complete_of_it(came: str, input: Any) -> None:
+    pieces = [Content("x"), *_calls(0, ['{"a": 1}']), *_calls(1, [came])]
     folding = Folding()
     for out in _reported(pieces, Finish("length")):
         folding.add(out)
-    assert [type(b).__name__ for b in folding.message.content] == ["TextBlock", "ToolUseBlock"]
+    _, first, second = msgspec.to_builtins(folding.message.content)
+    assert (first["input"], second["input"]) == ({"a": 1}, input)
     assert folding.message.stop_reason == "max_tokens"
 
 

@@ -14,7 +14,8 @@ import scripted
 from conftest import Server
 from scripted import Rule
 
-from millrace.text.dialect import Conversation, Dialect
+from millrace.text.conversation import Conversation
+from millrace.text.dialect import Dialect
 from millrace.text.tokenizer import Tokenizer
 
 PATCH = 'line "one"\n\tzwei \\ ünï 🙂 end'

@@ -16,7 +16,7 @@ import scripted
 from conftest import Server
 from scripted import Rule, call, think
 
-from millrace.api.ollama.messages import to_openai
+from millrace.api.ollama.messages import turns_of
 from millrace.api.ollama.schema import OllamaCalledFunction, OllamaMessage, OllamaToolCall
 
 GREEDY = {"temperature": 0}
@@ -281,7 +281,7 @@ def test_results_find_their_calls() -> None:
         OllamaToolCall(OllamaCalledFunction("forecast", {}), id="mine"),
         OllamaToolCall(OllamaCalledFunction("add", {"a": 2})),
     ]
-    said = to_openai(
+    said = turns_of(
         [
             OllamaMessage("assistant", thinking="Hm.", tool_calls=calls),
             OllamaMessage("tool", "sun", tool_name="forecast"),
@@ -290,9 +290,9 @@ def test_results_find_their_calls() -> None:
             OllamaMessage("tool", "3"),
         ]
     )
-    ids = [c["id"] for c in said[0]["tool_calls"]]
-    assert ids[1] == "mine" and said[0]["reasoning_content"] == "Hm."
-    reported = [(m.get("tool_call_id"), m.get("name")) for m in said[1:]]
+    ids = [c.id for c in said[0].calls]
+    assert ids[1] == "mine" and said[0].reasoning == "Hm."
+    reported = [(m.call_id, m.name) for m in said[1:]]
     assert reported == [("mine", "forecast"), (ids[0], "add"), (ids[2], "add"), (None, None)]
 
 

@@ -16,7 +16,7 @@ import pytest
 from millrace.errors import BadRequest, ContextLengthExceeded, EngineUnavailable, MillraceError
 from millrace.serving import workers as module
 from millrace.serving.workers import TextDesk
-from millrace.text.dialect import Conversation
+from millrace.text.conversation import Conversation
 from millrace.text.grammar import Demand
 from millrace.text.tasks import (
     ChatTask,

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from millrace.text.dialect import Conversation, Dialect
+from millrace.text.conversation import Conversation
+from millrace.text.dialect import Dialect
 from millrace.text.message_boundaries import boundaries, opening
 from millrace.text.tokenizer import Tokenizer
 from millrace.text.volatile import Volatile

@@ -11,7 +11,8 @@ import pytest
 from test_formats_support import HOSTILE, SPECS, TOOLS, fold, read
 
 from millrace.errors import BadRequest
-from millrace.text.dialect import Conversation, Dialect
+from millrace.text.conversation import Conversation
+from millrace.text.dialect import Dialect
 from millrace.text.formats import OutputFormat, by_name, detect, thinking_controls
 from millrace.text.formats.style import Style, probe
 from millrace.text.formats.tool_prompt import show_result, show_tools

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from millrace.api.anthropic.schema import (
     AnthropicMessage,
@@ -23,8 +22,8 @@ from millrace.api.anthropic.schema import (
 )
 from millrace.api.encrypted_content import unseal
 from millrace.errors import BadRequest, Unsupported
+from millrace.text.conversation import Turn, TurnCall
 
-Turn = dict[str, Any]
 _LABEL = "x-anthropic-billing-header:"
 """How a coding agent marks a system block that is for the server's books, not for the model: it differs
 in every session, and in the prompt it would part each from all that came before."""
@@ -38,7 +37,7 @@ def conversation_of(
     if system:
         texts = [system] if isinstance(system, str) else [block.text for block in system]
         if meant := [text for text in texts if not text.startswith(_LABEL)]:
-            turns.append({"role": "system", "content": _joined(meant)})
+            turns.append(Turn("system", _joined(meant)))
     called: set[str] = set()
     for role, group in itertools.groupby(enumerate(messages), key=lambda item: item[1].role):
         blocks = [pair for index, message in group for pair in _blocks(index, message)]
@@ -49,7 +48,7 @@ def conversation_of(
             _refuse_dangling(blocks, called)
             turns += _user(blocks)
         else:
-            turns.append({"role": "system", "content": _joined(_texts(blocks, "system"))})
+            turns.append(Turn("system", _joined(_texts(blocks, "system"))))
     return turns
 
 
@@ -74,7 +73,7 @@ def _user(blocks: Sequence[Placed]) -> list[Turn]:
         else:
             said.append((where, block))
     if said or not results:
-        return [*results, {"role": "user", "content": _joined(_texts(said, "user"))}]
+        return [*results, Turn("user", _joined(_texts(said, "user")))]
     return results
 
 
@@ -96,13 +95,13 @@ def _result(where: str, block: ToolResult) -> Turn:
         content = _joined(_text(at, part, "tool_result") for at, part in placed)
     if block.is_error:
         content = f"Error: {content}"
-    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+    return Turn("tool", content, call_id=block.tool_use_id)
 
 
 def _assistant(blocks: Sequence[Placed]) -> Turn:
     thoughts: list[str] = []
     said: list[Placed] = []
-    calls: list[dict[str, Any]] = []
+    calls: list[TurnCall] = []
     for where, block in blocks:
         match block:
             case AnthropicThought(thinking=text, signature=signature):
@@ -110,16 +109,12 @@ def _assistant(blocks: Sequence[Placed]) -> Turn:
             case RedactedThought():
                 pass  # Nobody but who sealed it can read it.
             case ToolUse(id=id, name=name, input=arguments):
-                function = {"name": name, "arguments": arguments}
-                calls.append({"id": id, "type": "function", "function": function})
+                calls.append(TurnCall(name, arguments, id))
             case _:
                 said.append((where, block))
-    turn: Turn = {"role": "assistant", "content": _joined(_texts(said, "assistant"))}
-    if thought := _joined(thoughts):
-        turn["reasoning_content"] = thought
-    if calls:
-        turn |= {"content": turn["content"] or None, "tool_calls": calls}
-    return turn
+    text = _joined(_texts(said, "assistant"))
+    content = text or None if calls else text
+    return Turn("assistant", content, reasoning=_joined(thoughts) or None, calls=calls)
 
 
 def _texts(blocks: Iterable[Placed], role: str) -> list[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from millrace.api.anthropic.effort import effort_word
-from millrace.api.anthropic.messages import Turn, conversation_of
+from millrace.api.anthropic.messages import conversation_of
 from millrace.api.anthropic.schema import (
     AnyChoice,
     Form,
@@ -22,7 +22,8 @@ from millrace.api.anthropic.schema import (
 )
 from millrace.api.fields import demanded, strange_arguments, template_switch
 from millrace.errors import BadRequest, Unsupported
-from millrace.text.dialect import Conversation, Dialect
+from millrace.text.conversation import Conversation, Turn
+from millrace.text.dialect import Dialect
 from millrace.text.grammar import Demand
 
 _DATE = re.compile(r"_\d{8}\Z")
@@ -82,14 +83,14 @@ def prepare(wire: Prompt, dialect: Dialect) -> PreparedRequest:
 def _prefill(turns: list[Turn]) -> tuple[list[Turn], bool]:
     """Whether the answer goes on from the last turn; one that says nothing is left out."""
     last = turns[-1]
-    if last["role"] != "assistant":
+    if last.role != "assistant":
         return turns, False
-    if last.get("tool_calls"):
+    if last.calls:
         raise BadRequest(
             "The last message calls tools: a message with their results must follow it.",
             param="messages",
         )
-    if last["content"]:
+    if last.content:
         return turns, True
     if len(turns) == 1:
         raise BadRequest("The messages are empty.", param="messages")

@@ -19,7 +19,7 @@ from millrace.errors import BadRequest
 from millrace.serving.model import ServedModel
 from millrace.serving.ranges import TokenId
 from millrace.serving.request import check_tokens
-from millrace.text.dialect import Conversation
+from millrace.text.conversation import Conversation, turn_of
 
 router = APIRouter()
 
@@ -93,7 +93,7 @@ def _conversation(wire: TokenizeRequest) -> Conversation:
         raise BadRequest("'messages' is an empty list.", param="messages")
     convert({"messages": wire.messages}, _Messages)
     return Conversation(
-        messages=wire.messages,
+        messages=[turn_of(m) for m in wire.messages],
         tools=wire.tools or [],
         template_arguments=wire.chat_template_kwargs or {},
         add_generation_prompt=wire.add_generation_prompt,

@@ -6,8 +6,8 @@ import dataclasses
 
 from millrace.serving.model import ServedModel
 from millrace.serving.request import check_tokens
+from millrace.text.conversation import Conversation, Turn
 from millrace.text.deltas import Finish
-from millrace.text.dialect import Conversation
 
 _BOUNDARY = "millrace-border"
 
@@ -15,7 +15,7 @@ _BOUNDARY = "millrace-border"
 def followed(context: list[int], chat: Conversation, model: ServedModel) -> list[int]:
     """The context, and the turn after it as the template writes a turn that is not the first."""
     check_tokens("context", context, model.width)
-    earlier = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _BOUNDARY}]
+    earlier = [Turn("user", "?"), Turn("assistant", _BOUNDARY)]
     whole = model.render(dataclasses.replace(chat, messages=[*earlier, *chat.messages])).text
     _, boundary, turn = whole.rpartition(_BOUNDARY)
     if not boundary:

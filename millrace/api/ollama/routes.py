@@ -15,7 +15,7 @@ from millrace.api.context import request_id
 from millrace.api.ollama import library, pull
 from millrace.api.ollama.context import after, followed
 from millrace.api.ollama.lines import NDJSON, error_line, now
-from millrace.api.ollama.messages import to_openai
+from millrace.api.ollama.messages import turns_of
 from millrace.api.ollama.names import find
 from millrace.api.ollama.options import check_options, demanded, place
 from millrace.api.ollama.parts import OllamaPart, Shape, as_message, as_response
@@ -34,7 +34,7 @@ from millrace.api.running import run
 from millrace.errors import BadRequest
 from millrace.serving.model import ServedModel
 from millrace.serving.request import Request
-from millrace.text.dialect import Conversation
+from millrace.text.conversation import Conversation, Turn
 
 router = APIRouter()
 router.include_router(library.router)
@@ -57,7 +57,7 @@ async def chat(http: HttpRequest) -> Response:
     ignored += chosen.ignored
     conversation = _thinking(
         Conversation(
-            messages=to_openai(wire.messages),
+            messages=turns_of(wire.messages),
             tools=chosen.functions,
             tool_choice=chosen.choice,
             tool_name=chosen.name,
@@ -90,8 +90,8 @@ async def generate(http: HttpRequest) -> Response:
             grammar=await asyncio.to_thread(model.form, demand),
         )
         return await _answer(http, wire, model, request, as_response, clock, ignored)
-    messages = [{"role": "system", "content": wire.system}] if wire.system else []
-    messages.append({"role": "user", "content": prompt})
+    messages = [Turn("system", wire.system)] if wire.system else []
+    messages.append(Turn("user", prompt))
     conversation = _thinking(Conversation(messages=messages), wire, model)
     request = await asyncio.to_thread(model.chat, id, conversation, demand)
     if wire.context:

@@ -31,7 +31,8 @@ from millrace.errors import BadRequest, Unsupported
 from millrace.serving.model import ServedModel
 from millrace.serving.request import Request
 from millrace.serving.wishes import fill, wishes_of
-from millrace.text.dialect import Conversation, Dialect
+from millrace.text.conversation import Conversation, turn_of
+from millrace.text.dialect import Dialect
 
 router = APIRouter()
 _BORDER = Border(ChatRequest, REFUSED_BY_CHAT, ADVISORY)
@@ -90,7 +91,7 @@ def conversation_of(
         _check(message)
     thinking = thinking_of(wire)
     return Conversation(
-        messages=spoken(raw["messages"]),
+        messages=[turn_of(m) for m in spoken(raw["messages"])],
         tools=offer.functions,
         tool_choice=offer.choice,
         tool_name=offer.name,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from millrace.api.logprobs import chat_logprobs
-from millrace.api.openai.envelope import head_of, usage_of
+from millrace.api.openai.envelope import Folding, head_of, usage_of
 from millrace.api.openai.tools import Calls, Offer
 from millrace.protocol import TokenLogprob
 from millrace.serving.model import ServedModel
@@ -89,47 +89,42 @@ class ChatChunks:
         return finish.reason
 
 
-class ChatFolding:
+class ChatFolding(Folding):
     """The whole answer, put together from its chunks as a client would."""
 
     def __init__(self, logprobs: bool) -> None:
+        super().__init__()
         self._wants_logprobs = logprobs
-        self._head: Chunk = {}
-        self._choices: dict[int, Chunk] = {}
-        self._usage: Chunk = {}
+        self._known: dict[int, Chunk] = {}
 
-    def add(self, chunk: Chunk) -> None:
-        self._head = self._head or {k: v for k, v in chunk.items() if k != "choices"}
-        self._usage = chunk.get("usage") or self._usage
-        for told in chunk["choices"]:
-            choice = self._choices.setdefault(told["index"], self._opened(told["index"]))
-            _add_delta(choice["message"], told["delta"])
-            if told["logprobs"] is not None:
-                choice["logprobs"]["content"] += told["logprobs"]["content"]
-            if told["finish_reason"] is not None:
-                choice["finish_reason"] = told["finish_reason"]
-                choice["matched_stop"] = told["matched_stop"]
+    def _add(self, told: Chunk) -> None:
+        choice = self._known.get(told["index"]) or self._opened(told["index"])
+        _add_delta(choice["message"], told["delta"])
+        if told["logprobs"] is not None:
+            choice["logprobs"]["content"] += told["logprobs"]["content"]
+        if told["finish_reason"] is not None:
+            choice |= {name: told[name] for name in ("finish_reason", "matched_stop")}
 
     def _opened(self, index: int) -> Chunk:
-        return {
+        choice = self._known[index] = {
             "index": index,
             "message": {"role": "assistant", "content": "", "refusal": None},
             "logprobs": {"content": [], "refusal": None} if self._wants_logprobs else None,
             "finish_reason": None,
             "matched_stop": None,
         }
+        return choice
 
     def whole(self) -> Chunk:
-        choices = [self._choices[index] for index in sorted(self._choices)]
+        return super().whole() | {"object": "chat.completion"}
+
+    def _choices(self) -> list[Chunk]:
+        choices = [self._known[index] for index in sorted(self._known)]
         for choice in choices:
             message = choice["message"]
             if ("tool_calls" in message or "function_call" in message) and not message["content"]:
                 message["content"] = None
-        return self._head | {
-            "object": "chat.completion",
-            "choices": choices,
-            "usage": self._usage,
-        }
+        return choices
 
 
 def _add_delta(message: Chunk, delta: Chunk) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from millrace.api.logprobs import CompletionLogprobs, joined, token_name
-from millrace.api.openai.envelope import head_of, usage_of
+from millrace.api.openai.envelope import Folding, head_of, usage_of
 from millrace.api.openai.schema import CompletionRequest
 from millrace.protocol import TokenLogprob
 from millrace.serving.model import ServedModel
@@ -101,42 +101,37 @@ class CompletionChunks:
         return {"prompt_logprobs": listed}
 
 
-class CompletionFolding:
+class CompletionFolding(Folding):
     """The whole answer, put together from its chunks; of more than are wanted, the likeliest."""
 
     def __init__(self, chunks: CompletionChunks, wire: CompletionRequest) -> None:
+        super().__init__()
         self._chunks = chunks
         self._n = wire.n or 1
         self._made = max(self._n, wire.best_of or 1)
         self._wants_logprobs = wire.logprobs is not None
-        self._head: Chunk = {}
-        self._choices: dict[int, Chunk] = {}
-        self._usage: Chunk = {}
+        self._known: dict[int, Chunk] = {}
 
-    def add(self, chunk: Chunk) -> None:
-        self._head = self._head or {k: v for k, v in chunk.items() if k != "choices"}
-        self._usage = chunk.get("usage") or self._usage
-        for told in chunk["choices"]:
-            known = self._choices.get(told["index"])
-            if known is None:
-                nothing = joined([]) if self._wants_logprobs else None
-                self._choices[told["index"]] = {**told, "logprobs": told["logprobs"] or nothing}
-                continue
-            known["text"] += told["text"]
-            for name, values in (told["logprobs"] or {}).items():
-                known["logprobs"][name] += values
-            if told["finish_reason"] is not None:
-                known |= {name: told[name] for name in ("finish_reason", "matched_stop")}
+    def _add(self, told: Chunk) -> None:
+        known = self._known.get(told["index"])
+        if known is None:
+            nothing = joined([]) if self._wants_logprobs else None
+            self._known[told["index"]] = {**told, "logprobs": told["logprobs"] or nothing}
+            return
+        known["text"] += told["text"]
+        for name, values in (told["logprobs"] or {}).items():
+            known["logprobs"][name] += values
+        if told["finish_reason"] is not None:
+            known |= {name: told[name] for name in ("finish_reason", "matched_stop")}
 
-    def whole(self) -> Chunk:
-        choices = []
-        for first in range(0, len(self._choices), self._made):
+    def _choices(self) -> list[Chunk]:
+        chosen = []
+        for first in range(0, len(self._known), self._made):
             indexes = list(range(first, first + self._made))
             if self._made > self._n:
                 indexes.sort(key=self._chunks.mean_logprob, reverse=True)
-            choices += [self._choices[i] for i in indexes[: self._n]]
-        numbered = [choice | {"index": i} for i, choice in enumerate(choices)]
-        return self._head | {"choices": numbered, "usage": self._usage}
+            chosen += [self._known[i] for i in indexes[: self._n]]
+        return [choice | {"index": i} for i, choice in enumerate(chosen)]
 
 
 def _choice(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable
 from typing import Any, Protocol
 
@@ -54,12 +55,28 @@ class Chunks(Protocol):
     def feed(self, event: Event) -> Iterable[dict[str, Any]]: ...
 
 
-class Folding(Protocol):
+class Folding(ABC):
     """Chunks in, the whole answer out."""
 
-    def add(self, chunk: dict[str, Any]) -> None: ...
+    def __init__(self) -> None:
+        self._head: dict[str, Any] = {}
+        self._usage: dict[str, Any] = {}
 
-    def whole(self) -> dict[str, Any]: ...
+    def add(self, chunk: dict[str, Any]) -> None:
+        self._head = self._head or {k: v for k, v in chunk.items() if k != "choices"}
+        self._usage = chunk.get("usage") or self._usage
+        for told in chunk["choices"]:
+            self._add(told)
+
+    def whole(self) -> dict[str, Any]:
+        return self._head | {"choices": self._choices(), "usage": self._usage}
+
+    @abstractmethod
+    def _add(self, told: dict[str, Any]) -> None:
+        """A piece of one choice."""
+
+    @abstractmethod
+    def _choices(self) -> list[dict[str, Any]]: ...
 
 
 async def streamed(

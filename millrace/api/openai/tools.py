@@ -21,7 +21,7 @@ from millrace.api.openai.schema import (
 )
 from millrace.api.toolbox import Toolbox, choose, open_tools
 from millrace.errors import BadRequest
-from millrace.text.dialect import ToolChoice
+from millrace.text.conversation import ToolChoice
 
 
 @dataclass(frozen=True)

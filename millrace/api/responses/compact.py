@@ -35,7 +35,7 @@ from millrace.serving.fold import fold
 from millrace.serving.model import ServedModel
 from millrace.serving.request import Request
 from millrace.serving.wishes import Wishes, fill
-from millrace.text.dialect import Conversation
+from millrace.text.conversation import Conversation, Turn
 
 router = APIRouter()
 _BORDER = Border(CompactRequest, advisory=LABELS)
@@ -92,7 +92,7 @@ def _request(
     room = reserve(model.window, None)
 
     def built(kept: Sequence[Item]) -> Request | None:
-        messages = [*to_messages(kept, instructions), {"role": "user", "content": _TASK}]
+        messages = [*to_messages(kept, instructions), Turn("user", _TASK)]
         try:
             return model.chat(id, Conversation(messages=messages, thinking=False))
         except ContextLengthExceeded:
@@ -106,6 +106,6 @@ def _request(
         request = shortest_cut(items, built, fits) or request
     if request is None:
         # Not one item of it has room: the model says how long it is.
-        messages = [*to_messages(items, instructions), {"role": "user", "content": _TASK}]
+        messages = [*to_messages(items, instructions), Turn("user", _TASK)]
         request = model.chat(id, Conversation(messages=messages))
     return fill(request, Wishes(max_tokens=room), model)

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from millrace.api.encrypted_content import unseal
 from millrace.api.responses.items import Item
 from millrace.api.toolbox import flat_name
 from millrace.errors import BadRequest
-
-Message = dict[str, Any]
+from millrace.text.conversation import Part, TextPart, Turn, TurnCall
 
 
 def to_messages(
     items: Sequence[Item], instructions: str | None, *, only_current: bool = False
-) -> list[Message]:
+) -> list[Turn]:
     """`only_current` leaves out what was thought before the last user message."""
     writer = _Writer()
     if instructions:
-        writer.messages.append({"role": "system", "content": instructions})
+        writer.messages.append(Turn("system", instructions))
     users = (at for at, item in enumerate(items) if item.get("role") == "user")
     current = max(users, default=-1) if only_current else -1
     for at, item in enumerate(items):
@@ -33,8 +31,8 @@ def to_messages(
 
 class _Writer:
     def __init__(self) -> None:
-        self.messages: list[Message] = []
-        self._turn: Message | None = None
+        self.messages: list[Turn] = []
+        self._turn: Turn | None = None
         """The assistant's turn that is being put together."""
         self._called: set[str] = set()
 
@@ -44,14 +42,14 @@ class _Writer:
                 self._say(item)
             case "message":
                 self.flush()
-                self.messages.append({"role": item["role"], "content": _parts(item["content"])})
+                self.messages.append(Turn(item["role"], _parts(item["content"])))
             case "reasoning":
                 self._think(thought_of(item))
             case "compaction":
                 self.flush()
                 summary = unseal(item["encrypted_content"]) or ""
                 told = f"Summary of the conversation so far:\n{summary}"
-                self.messages.append({"role": "user", "content": told})
+                self.messages.append(Turn("user", told))
             case "function_call" | "custom_tool_call":
                 self._call(item)
             case "function_call_output" | "custom_tool_call_output":
@@ -60,28 +58,27 @@ class _Writer:
     def flush(self) -> None:
         if self._turn is not None:
             # A thought that nothing came of is no turn: it belongs to a cut-off answer.
-            if "content" in self._turn or "tool_calls" in self._turn:
-                self.messages.append({"content": None} | self._turn)
+            if self._turn.content is not None or self._turn.calls:
+                self.messages.append(self._turn)
             self._turn = None
 
-    def _open(self) -> Message:
+    def _open(self) -> Turn:
         if self._turn is None:
-            self._turn = {"role": "assistant"}
+            self._turn = Turn("assistant", None)
         return self._turn
 
     def _say(self, item: Item) -> None:
         text = "".join(p.get("text") or p.get("refusal") or "" for p in item["content"])
-        if self._turn and "content" in self._turn and "tool_calls" not in self._turn:
+        if self._turn and self._turn.content is not None and not self._turn.calls:
             self.flush()
         turn = self._open()
-        turn["content"] = turn.get("content", "") + text
+        turn.content = (turn.content if isinstance(turn.content, str) else "") + text
 
     def _think(self, thought: str) -> None:
-        if self._turn and ("content" in self._turn or "tool_calls" in self._turn):
+        if self._turn and (self._turn.content is not None or self._turn.calls):
             self.flush()
         turn = self._open()
-        before = turn.get("reasoning_content")
-        turn["reasoning_content"] = f"{before}\n\n{thought}" if before else thought
+        turn.reasoning = f"{turn.reasoning}\n\n{thought}" if turn.reasoning else thought
 
     def _call(self, item: Item) -> None:
         if item.get("status") == "incomplete":
@@ -89,10 +86,8 @@ class _Writer:
         custom = item["type"] == "custom_tool_call"
         arguments = json.dumps({"input": item["input"]}) if custom else item["arguments"]
         name = flat_name(item.get("namespace"), item["name"])
-        function = {"name": name, "arguments": arguments}
         self._called.add(item["call_id"])
-        calls = self._open().setdefault("tool_calls", [])
-        calls.append({"id": item["call_id"], "type": "function", "function": function})
+        self._open().calls.append(TurnCall(name, arguments, item["call_id"]))
 
     def _answer(self, item: Item) -> None:
         self.flush()
@@ -103,14 +98,12 @@ class _Writer:
             )
         output = item["output"]
         content = output if isinstance(output, str) else _parts(output)
-        self.messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
+        self.messages.append(Turn("tool", content, call_id=item["call_id"]))
 
 
-def _parts(parts: Sequence[Item]) -> Any:
+def _parts(parts: Sequence[Item]) -> str | list[Part]:
     texts = [p["text"] if "text" in p else p["refusal"] for p in parts]
-    if len(texts) == 1:
-        return texts[0]
-    return [{"type": "text", "text": text} for text in texts]
+    return texts[0] if len(texts) == 1 else [TextPart(text) for text in texts]
 
 
 def thought_of(item: Item) -> str:

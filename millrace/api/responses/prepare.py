@@ -22,7 +22,7 @@ from millrace.errors import BadRequest, ContextLengthExceeded, PreviousResponseN
 from millrace.serving.model import ServedModel
 from millrace.serving.request import Request
 from millrace.serving.wishes import fill, wishes_of
-from millrace.text.dialect import Conversation
+from millrace.text.conversation import Conversation
 from millrace.text.grammar import Demand, demand_of
 
 HERE = {"messages": "input", "response_format": "text.format"}
