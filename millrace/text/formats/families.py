@@ -49,7 +49,7 @@ _PYTHON: tuple[FormatFamily, ...] = (
             ),
             thoughts.THINK,
         ),
-        (("<function_calls>", "<functions>"), ("<function_calls>", "<|im_start|>")),
+        (("<function_calls>", "<functions>"),),
     ),
     FormatFamily(
         OutputFormat(
