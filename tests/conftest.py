@@ -29,6 +29,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 ROOT = Path(__file__).resolve().parents[1]
+LONGEST = ("test_faults", "test_replay", "test_lines_37_to_42", "test_fuzz", "test_neighbours")
+"""Files that take minutes. A file is one worker's: begun last, they would run alone at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.stem not in LONGEST)
 
 
 def free_port() -> int:
