@@ -7,6 +7,7 @@ processes nor requests; whoever looks says what time it is.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import os
 import sys
@@ -85,15 +86,28 @@ class Watch:
 
 
 def processor_time(pid: int) -> float | None:
-    """Seconds that a process has computed so far, where the system tells it in a file."""
+    """Seconds that a process has computed so far, or wanted to, where the system tells it in a file.
+
+    One that waits for a core which others have is not frozen, and a restart would get no more of it.
+    """
     if sys.platform != "linux":
         return None
     try:
         # The name, in parentheses, may hold anything; the fields after it are counted from there.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        computed = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):
         return None
+    return computed + _waited(pid)
+
+
+def _waited(pid: int) -> float:
+    """Seconds that a process's threads have waited for a core; 0 where the system does not count them."""
+    total = 0
+    for counted in Path("/proc").glob(f"{pid}/task/*/schedstat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):  # threads come and go
+            total += int(counted.read_text().split()[1])
+    return total / 1e9
 
 
 async def until_ill(

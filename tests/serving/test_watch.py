@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import threading
+import time
+from pathlib import Path
 
 import pytest
 
 from millrace.flight import LOAD_PATIENCE, MOST_NAMED, Reading, Recording, SharedRecorder
-from millrace.serving.watch import Pulse, Watch
+from millrace.serving.watch import Pulse, Watch, processor_time
 
 BUSY = Reading(beats=1, progress=1, patience=2.0)
 
@@ -109,3 +115,30 @@ def test_the_heart_beats_by_itself() -> None:
     pause = threading.Event()
     while recording.read().beats < 2:
         pause.wait(0.05)
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="nobody counts waiting here")
+def test_waiting_for_a_core_counts_and_being_stopped_does_not() -> None:
+    core = min(os.sched_getaffinity(0))
+    code = f"import os; os.sched_setaffinity(0, [{core}]); print(flush=True)\nwhile True: pass"
+    busy = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for _ in range(2)
+    ]
+    try:
+        for process in busy:
+            assert process.stdout is not None and process.stdout.readline()
+
+        def wanted(seconds: float) -> list[float]:
+            before = [processor_time(p.pid) or 0.0 for p in busy]
+            time.sleep(seconds)
+            return [(processor_time(p.pid) or 0.0) - b for p, b in zip(busy, before, strict=True)]
+
+        # Both want one core for the whole time, and get about half of it.
+        assert sum(wanted(1.0)) > 1.5
+        os.kill(busy[0].pid, signal.SIGSTOP)
+        time.sleep(0.2)
+        assert wanted(0.5)[0] < 0.02
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
