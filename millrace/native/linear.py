@@ -6,8 +6,6 @@ packed, which saves far more.
 
 from __future__ import annotations
 
-from typing import Any
-
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
@@ -17,7 +15,7 @@ from millrace.native import library, stages
 from millrace.native.packing import Array, Packed, Packer, Unsupported, aligned, check_layer
 from millrace.native.pool import Pool
 from millrace.native.products import SUMS
-from millrace.native.program import unpacked_bytes
+from millrace.native.records import Stage, embedding, product, rows_of, unpacked_bytes
 
 _HEAD = "lm_head"
 
@@ -41,34 +39,16 @@ class Products:
         sums = self._buffer("sums", padded, matrix.inputs // SUMS)
         out = self._buffer("out", padded, matrix.blocks * 16)
         scratch = self._buffer("scratch", self._pool.threads, unpacked_bytes([matrix]) // 4)
-        code = library.of_format(matrix.form).address
-        if padded in library.STREAMED:
-            function, blocks = code[f"streamed{padded}"], library.streamed_blocks(padded)
-        else:
-            function, blocks = code["tiled"], library.tile_shape()[1]
         copy = {
-            **_place("x", x),
-            **_place("out", inputs),
+            **rows_of("x", x),
+            **rows_of("out", inputs),
             "count": matrix.inputs // 16,
-            **_place("sums", sums),
-        }
-        product = {
-            "weights": matrix.data.ctypes.data,
-            "block_bytes": matrix.block_bytes,
-            "groups": matrix.groups,
-            **_place("x", inputs),
-            **_place("sums", sums),
-            **_place("out", out),
-            "rows": padded,
-            "start": stages.ZERO if matrix.bias is None else stages.BIAS,
-            "bias": 0 if matrix.bias is None else matrix.bias.ctypes.data,
-            "scratch": scratch.ctypes.data,
-            "scratch_bytes": scratch.strides[0],
+            **rows_of("sums", sums),
         }
         copied = library.shared().address["copied"]
         self._run(
-            _record(copied, count, copy, stages.COPIED),
-            _record(function, matrix.blocks // blocks, product, stages.PRODUCT),
+            Stage.of(copied, count, copy, stages.COPIED),
+            product(matrix, inputs, sums, out, padded, scratch, stages.ZERO),
         )
         return out[:count, : matrix.outputs]
 
@@ -77,22 +57,14 @@ class Products:
         if not 0 <= tokens.min() <= tokens.max() < matrix.outputs:
             raise ValueError(f"Token ids are below {matrix.outputs}.")
         out = self._buffer("out", tokens.size, matrix.inputs)
-        fields = {
-            "tokens": tokens.ctypes.data,
-            "weights": matrix.data.ctypes.data,
-            "block_bytes": matrix.block_bytes,
-            "groups": matrix.groups,
-            **_place("out", out),
-            "factor": int(np.float32(1).view(np.uint32)),
-        }
-        function = library.of_format(matrix.form).address["embedded"]
-        self._run(_record(function, tokens.size, fields, stages.EMBED))
+        self._run(embedding(matrix, tokens, tokens.size, out, 1.0))
         return out[: tokens.size, : matrix.inputs]
 
-    def _run(self, *records: list[int]) -> None:
-        program = self._program[: len(records)]
+    def _run(self, *wanted: Stage) -> None:
+        program = self._program[: len(wanted)]
         self._pool.retire(self._program)
-        for row, record in zip(program, records, strict=True):
+        for row, stage in zip(program, wanted, strict=True):
+            record = stage.record(waits=1)
             row[: len(record)] = record
         self._pool.run(program)
 
@@ -159,11 +131,3 @@ def replace_layers(model: nn.Module, packer: Packer, threads: int) -> Products |
     leaves = tree_map_with_path(swap, model.leaf_modules(), is_leaf=nn.Module.is_module)
     model.update_modules(leaves)
     return products
-
-
-def _record(function: int, units: int, fields: dict[str, int], names: tuple[str, ...]) -> list[int]:
-    return [function, units, 0, 0, 1, *(fields[name] for name in names)]
-
-
-def _place(name: str, array: Array) -> dict[str, Any]:
-    return {name: array.ctypes.data, f"{name}_row": array.strides[0]}

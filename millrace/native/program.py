@@ -6,7 +6,6 @@ lies in tables that the records point to.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +15,7 @@ from millrace.native import attention, library, stages
 from millrace.native.packing import Array, Packed, aligned
 from millrace.native.plan import LayerPlan, Plan
 from millrace.native.products import FLOAT_BYTES, SUMS
+from millrace.native.records import Stage, at, bits, embedding, product, rows_of, unpacked_bytes
 
 _FIELDS = 24
 UNITS = stages.HEAD.index("units")
@@ -115,24 +115,20 @@ class Writer:
             record[: len(fields)] = fields
         return Program(records, self._attending, self._merging)
 
-    def _stage(self, function: int, units: int, fields: dict[str, int], names: tuple[str, ...],
-               *, last: bool = True) -> None:  # fmt: skip
+    def _stage(
+        self, function: int, units: int, fields: dict[str, int], names: tuple[str, ...]
+    ) -> None:
+        self._add(Stage.of(function, units, fields, names))
+
+    def _add(self, stage: Stage, *, last: bool = True) -> None:
+        """Without `last`, the next stage need not wait for this one."""
         self._together += 1
         waits, self._together = (self._together, 0) if last else (0, self._together)
-        head = [function, units, 0, 0, waits]
-        self._records.append(head + [fields[name] for name in names])
+        self._records.append(stage.record(waits))
 
     def _embed(self, matrix: Packed, tokens: int) -> None:
-        fields = {
-            "tokens": _at(self._tables.tokens),
-            "weights": _at(matrix.data),
-            "block_bytes": matrix.block_bytes,
-            "groups": matrix.groups,
-            **_out("out", self._buffers.x),
-            "factor": _bits(self._plan.embedding_factor),
-        }
-        function = library.of_format(matrix.form).address["embedded"]
-        self._stage(function, tokens, fields, stages.EMBED)
+        factor = self._plan.embedding_factor
+        self._add(embedding(matrix, self._tables.tokens, tokens, self._buffers.x, factor))
 
     def _branch(self, matrix: Packed, x: Array, weight: Array | None, tokens: int) -> None:
         """Add to the rows what a branch of the layer ends with, normed first where there is a norm."""
@@ -143,132 +139,93 @@ class Writer:
             return
         self._product(matrix, x, buffers.normed, padded)
         fields = {
-            **_out("x", buffers.normed),
-            "weight": _at(weight),
-            **_out("out", buffers.x),
+            **rows_of("x", buffers.normed),
+            "weight": at(weight),
+            **rows_of("out", buffers.x),
             "count": self._plan.hidden // 16,
-            "eps": _bits(self._plan.eps),
+            "eps": bits(self._plan.eps),
         }
         self._stage(library.shared().address["added"], tokens, fields, stages.ADDED)
 
     def _norm(self, weight: Array, count: int) -> None:
         buffers = self._buffers
         fields = {
-            **_out("x", buffers.x),
-            "chosen": _at(self._tables.every),
-            "weight": _at(weight),
-            **_out("out", buffers.normed),
+            **rows_of("x", buffers.x),
+            "chosen": at(self._tables.every),
+            "weight": at(weight),
+            **rows_of("out", buffers.normed),
             "count": self._plan.hidden // 16,
-            "eps": _bits(self._plan.eps),
-            **_out("sums", buffers.sums),
+            "eps": bits(self._plan.eps),
+            **rows_of("sums", buffers.sums),
         }
         self._stage(library.shared().address["norm"], count, fields, stages.NORM)
 
     def _product(self, matrix: Packed, x: Array, out: Array, rows: int, *,
                  start: int = stages.ZERO, last: bool = True) -> None:  # fmt: skip
-        code = library.of_format(matrix.form).address
-        if rows in library.STREAMED:
-            function, blocks = code[f"streamed{rows}"], library.streamed_blocks(rows)
-        else:
-            function, blocks = code["tiled"], library.tile_shape()[1]
-        if matrix.bias is not None:
-            start = stages.BIAS if start == stages.ZERO else stages.KEEP_BIAS
-        scratch = self._buffers.scratch
-        fields = {
-            "weights": _at(matrix.data),
-            "block_bytes": matrix.block_bytes,
-            "groups": matrix.groups,
-            **_out("x", x),
-            **_out("sums", self._buffers.sums),
-            **_out("out", out),
-            "rows": rows,
-            "start": start,
-            "bias": _at(matrix.bias) if matrix.bias is not None else 0,
-            "scratch": _at(scratch),
-            "scratch_bytes": scratch.shape[1],
-        }
-        self._stage(function, matrix.blocks // blocks, fields, stages.PRODUCT, last=last)
+        buffers = self._buffers
+        self._add(product(matrix, x, buffers.sums, out, rows, buffers.scratch, start), last=last)
 
     def _heads(self, number: int, layer: LayerPlan, tokens: int) -> None:
         plan, tables = self._plan, self._tables
         cosines, sines = self._angles[layer.angles]
         fields = {
-            **_out("x", self._buffers.heads),
+            **rows_of("x", self._buffers.heads),
             "queries": plan.queries,
             "heads": plan.heads,
             "size": plan.head_size // 16,
             "half": plan.head_size // 32,
-            "query_norm": _at(layer.query_norm) if layer.query_norm is not None else 0,
-            "key_norm": _at(layer.key_norm) if layer.key_norm is not None else 0,
-            "eps": _bits(plan.eps),
-            "factor": _bits(plan.scale),
-            "cosines": _at(cosines),
-            "sines": _at(sines),
+            "query_norm": at(layer.query_norm) if layer.query_norm is not None else 0,
+            "key_norm": at(layer.key_norm) if layer.key_norm is not None else 0,
+            "eps": bits(plan.eps),
+            "factor": bits(plan.scale),
+            "cosines": at(cosines),
+            "sines": at(sines),
             "angle_row": cosines.strides[0],
-            "places": _at(tables.places),
-            "rows": _at(tables.rows),
-            "keys": _at(tables.keys[number]),
-            "values": _at(tables.values[number]),
-            "strides": _at(tables.strides),
+            "places": at(tables.places),
+            "rows": at(tables.rows),
+            "keys": at(tables.keys[number]),
+            "values": at(tables.values[number]),
+            "strides": at(tables.strides),
         }
         self._stage(library.shared().address["headed"], tokens, fields, stages.HEADS)
 
     def _attend(self, number: int, layer: LayerPlan, few: bool) -> None:
         plan, tables, buffers = self._plan, self._tables, self._buffers
         fields = {
-            "items": _at(tables.items),
-            **_out("x", buffers.heads),
-            "keys": _at(tables.keys[number]),
-            "values": _at(tables.values[number]),
-            "strides": _at(tables.strides),
+            "items": at(tables.items),
+            **rows_of("x", buffers.heads),
+            "keys": at(tables.keys[number]),
+            "values": at(tables.values[number]),
+            "strides": at(tables.strides),
             "size": plan.head_size // 16,
             "group": plan.queries // plan.heads,
             "window": layer.window,
-            **_out("out", buffers.attended),
-            **_out("sums", buffers.sums),
-            "scratch": _at(buffers.scratch),
+            **rows_of("out", buffers.attended),
+            **rows_of("sums", buffers.sums),
+            "scratch": at(buffers.scratch),
             "scratch_bytes": buffers.scratch.shape[1],
-            "parts": _at(buffers.parts),
-            "part_stats": _at(buffers.part_stats),
+            "parts": at(buffers.parts),
+            "part_stats": at(buffers.part_stats),
         }
         code = library.shared().address
         self._attending.append(len(self._records))
         self._stage(code["attended4" if few else "attended"], 0, fields, attention.ATTEND)
         self._merging.append(len(self._records))
-        self._stage(code["merged"], 0, fields | {"items": _at(tables.merges)}, attention.MERGE)
+        self._stage(code["merged"], 0, fields | {"items": at(tables.merges)}, attention.MERGE)
 
     def _gate(self, tokens: int) -> None:
         buffers = self._buffers
         half = self._plan.intermediate
         fields = {
-            "gate": _at(buffers.fed),
-            "up": _at(buffers.fed) + half * FLOAT_BYTES,
+            "gate": at(buffers.fed),
+            "up": at(buffers.fed) + half * FLOAT_BYTES,
             "row": buffers.fed.strides[0],
-            **_out("out", buffers.active),
+            **rows_of("out", buffers.active),
             "count": half // 16,
-            **_out("sums", buffers.sums),
+            **rows_of("sums", buffers.sums),
         }
         self._stage(library.shared().address[self._plan.activation], tokens, fields, stages.GATE)
 
 
 def _floats(rows: int, width: int) -> Array:
     return aligned((rows, -(-width // 16) * 16), np.float32)
-
-
-def _at(array: Array) -> int:
-    return int(array.ctypes.data)
-
-
-def _out(name: str, array: Array) -> dict[str, int]:
-    return {name: _at(array), f"{name}_row": int(array.strides[0])}
-
-
-def _bits(value: float) -> int:
-    return int(np.float32(value).view(np.uint32))
-
-
-def unpacked_bytes(matrices: Iterable[Packed]) -> int:
-    """What a thread needs for the unpacked blocks of the largest matrix."""
-    largest = max(matrix.inputs for matrix in matrices)
-    blocks = library.tile_shape()[1]
-    return (largest + 2 * largest // 16) * blocks * 16 * FLOAT_BYTES
