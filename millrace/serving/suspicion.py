@@ -152,9 +152,9 @@ class Suspicion:
         else:
             trial.members = again
             alone = trial.exclusive or self._crashes(again[0]) + 1 < CRASHES_PER_REQUEST
+            trial.exclusive = True
             if cause is Cause.CRASH and alone:
                 return self._blame(again[0], cause)
-            trial.exclusive = True
         return {}
 
     def _crashes(self, request: int) -> int:
