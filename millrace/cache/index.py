@@ -12,28 +12,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from millrace.cache.disk_view import DiskView
 from millrace.cache.lookup import PrefixLookup, look_up
 from millrace.cache.observations import (
     AnyObservation,
-    DiskTrouble,
-    DiskUsage,
-    FoundOnDisk,
-    GoneFromDisk,
-    LostState,
-    ReadFromDisk,
-    StoredOnDisk,
 )
 from millrace.cache.operations import (
     Clear,
-    Discard,
-    Evict,
-    EvictState,
-    Fill,
-    ForgetDisk,
     Keep,
     KeepState,
-    NodeWant,
-    ReadDisk,
     Restore,
     Source,
     TouchDisk,
@@ -56,15 +43,6 @@ class Restored:
     hit: HitKind
 
 
-@dataclass
-class _Ticket:
-    nodes: list[Node]
-    loading: bool = True
-    abandoned: bool = False
-    tokens: int = 0
-    """Tokens whose state was read."""
-
-
 class PrefixIndex:
     def __init__(
         self,
@@ -85,13 +63,10 @@ class PrefixIndex:
         self._write_back = WriteBack(self._tree, disk_budget is not None)
         self._residency = Residency(self._tree, self._write_back, memory)
         self._disk_budget = disk_budget
-        self._problem = problem
-        self._tickets: dict[int, _Ticket] = {}
-        self._next_ticket = 1
+        self._disk = DiskView(self._tree, sizes, self._residency, self._write_back, problem)
         self._hits: Counter[HitKind] = Counter()
         self._saved = {"memory": 0, "disk": 0}
         self._found = {"memory": 0, "disk": 0}
-        self.disk_bytes = 0
 
     @property
     def nbytes(self) -> int:
@@ -108,13 +83,17 @@ class PrefixIndex:
         return list(self._tree.nodes.values())
 
     @property
+    def disk_bytes(self) -> int:
+        return self._disk.nbytes
+
+    @property
     def loading(self) -> bool:
         """State is on its way from the disk."""
-        return any(ticket.loading for ticket in self._tickets.values())
+        return self._disk.loading
 
     def waits(self, ticket: int | None) -> bool:
         """Whether what was asked for with the ticket is still on its way."""
-        return ticket in self._tickets and self._tickets[ticket].loading
+        return self._disk.waits(ticket)
 
     def known(self, salt: str, tokens: Sequence[int]) -> int:
         """How many tokens could be restored now, from memory or disk."""
@@ -127,26 +106,11 @@ class PrefixIndex:
         best = self._look_up(salt, tokens, memory_only=False)
         if best.at <= self._look_up(salt, tokens, memory_only=True).at:
             return None
-        path, holder = best.path, best.holder
-        nodes = path if holder is None or holder in path else [*path, holder]
-        wants = [
-            NodeWant(n.id, n in path and not n.resident, n is holder and not n.checkpoint)
-            for n in nodes
-        ]
-        for node in nodes:
-            node.pins += 1
-        ticket = self._next_ticket
-        self._next_ticket += 1
-        self._tickets[ticket] = _Ticket(nodes)
-        out.append(ReadDisk(ticket, tuple(w for w in wants if w.segment or w.checkpoint)))
-        return ticket
+        return self._disk.read(out, best)
 
     def abandon(self, ticket: int | None) -> None:
         """Nobody will restore with the ticket any more; what is read stays."""
-        if ticket in self._tickets:
-            self._tickets[ticket].abandoned = True
-            if not self._tickets[ticket].loading:
-                del self._tickets[ticket]
+        self._disk.abandon(ticket)
 
     def restore(
         self,
@@ -158,8 +122,8 @@ class PrefixIndex:
         now: float,
     ) -> Restored | None:
         """Give a prompt's job the longest prefix that is in memory, one token always left to run."""
-        read = self._tickets[ticket].tokens if ticket in self._tickets else 0
-        self.abandon(ticket)
+        read = self._disk.tokens(ticket)
+        self._disk.abandon(ticket)
         best = self._look_up(salt, tokens, memory_only=True)
         if not best.at:
             self._hits["none"] += 1
@@ -234,26 +198,7 @@ class PrefixIndex:
 
     def observe(self, out: Operations, event: AnyObservation, now: float) -> None:
         """Learn what the store has seen of the disk."""
-        match event:
-            case FoundOnDisk():
-                self._warm(out, event, now)
-            case ReadFromDisk():
-                self._loaded(out, event, now)
-            case StoredOnDisk(node=id, checkpoint=checkpoint):
-                if (node := self._tree.nodes.get(id)) and node.stored:
-                    node.checkpoint_stored = checkpoint
-                    self._residency.loosen(node)
-            case GoneFromDisk(nodes=ids):
-                self._dropped(out, ids)
-            case DiskTrouble(message=text, off=off):
-                self._problem = text
-                if off:
-                    self._write_back.off()
-            case DiskUsage(nbytes=nbytes, backlog=backlog):
-                self.disk_bytes = nbytes
-                self._write_back.backlog = backlog
-            case LostState(nodes=ids, checkpoints=states):
-                self._lost(out, ids, states)
+        self._disk.observe(out, event, now)
         self._residency.merge(out, now)
 
     def clear(self, out: Operations) -> None:
@@ -261,7 +206,7 @@ class PrefixIndex:
         self._tree.clear()
         self._residency.clear()
         self._write_back.clear()
-        self._tickets.clear()
+        self._disk.clear()
         out.append(Clear())
 
     def close(self, out: Operations, now: float) -> None:
@@ -281,7 +226,7 @@ class PrefixIndex:
             evicted_bytes=self._residency.evicted,
         )
         disk = None
-        if self._disk_budget is not None or self._problem is not None:
+        if self._disk_budget is not None or self._disk.problem is not None:
             stored = [n for n in nodes if n.stored]
             disk = TierReport(
                 budget=self._disk_budget or 0,
@@ -290,7 +235,7 @@ class PrefixIndex:
                 tokens=sum(len(n.tokens) for n in stored),
                 hits=self._found["disk"],
                 tokens_saved=self._saved["disk"],
-                error=self._problem,
+                error=self._disk.problem,
             )
         return CacheReport(id, True, memory, disk, dict(self._hits))
 
@@ -299,12 +244,7 @@ class PrefixIndex:
         self._tree.check()
         self._write_back.check()
         self._residency.check()
-        pins: Counter[int] = Counter()
-        for ticket in self._tickets.values():
-            if ticket.loading:
-                pins.update(n.id for n in ticket.nodes if n.id in self._tree.nodes)
-        for node in self.nodes:
-            assert node.pins == pins[node.id], "only tickets pin"
+        self._disk.check()
 
     def _look_up(self, salt: str, tokens: Sequence[int], *, memory_only: bool) -> PrefixLookup:
         limit = len(tokens) - 1
@@ -362,87 +302,6 @@ class PrefixIndex:
         out.append(Keep(node.id, source, found.length, len(tokens)))
         self._write_back.made(node, now)
         return node
-
-    def _warm(self, out: Operations, found: FoundOnDisk, now: float) -> None:
-        """Know what the disk knows, without the state itself."""
-        parent = self._tree.nodes.get(found.parent)
-        node = None
-        if (parent is not None or not found.parent) and found.node > 0:
-            node = self._tree.attach(found.salt, parent, list(found.tokens), found.node)
-        if node is None:
-            out.append(ForgetDisk((found.node,)))
-            return
-        node.used = now - max(0.0, found.age)
-        node.stored = True
-        node.checkpoint_stored = node.boundary = found.checkpoint
-        node.resident = not self._sizes.per_token
-
-    def _loaded(self, out: Operations, event: ReadFromDisk, now: float) -> None:
-        ticket = self._tickets.get(event.ticket)
-        for read in event.nodes if ticket else ():
-            node = self._tree.nodes.get(read.node)
-            if ticket is None or node is None:
-                continue
-            count = len(node.tokens)
-            # A node that was cut since has another length.
-            segment = read.tokens == count and not node.resident
-            segment = segment and self._residency.make_room(out, self._sizes.segment(count), now)
-            if segment:
-                self._tree.set_resident(node, True)
-                ticket.tokens += count
-            checkpoint = read.checkpoint and not node.checkpoint
-            checkpoint = checkpoint and self._residency.make_room(
-                out, self._sizes.checkpoint(node.end), now
-            )
-            if checkpoint:
-                self._tree.set_checkpoint(node, True)
-                ticket.tokens = max(ticket.tokens, node.end)
-            if segment or checkpoint:
-                out.append(Fill(event.ticket, node.id, segment, checkpoint))
-        out.append(Discard(event.ticket))
-        if ticket is not None:
-            self._arrived(out, event.ticket, ticket)
-        if event.failed:
-            out.append(ForgetDisk(event.failed))
-            self._dropped(out, event.failed)
-
-    def _arrived(self, out: Operations, number: int, ticket: _Ticket) -> None:
-        """The reading has ended, well or not."""
-        for node in ticket.nodes:
-            node.pins -= 1
-        # A node that was split meanwhile has another above it.
-        for node in [above for waited in ticket.nodes for above in waited.line()]:
-            if node.id in self._tree.nodes:
-                self._residency.loosen(node)
-                self._residency.bury(out, node)
-        ticket.loading = False
-        ticket.nodes = []
-        if ticket.abandoned:
-            del self._tickets[number]
-
-    def _lost(self, out: Operations, ids: Sequence[int], states: Sequence[int]) -> None:
-        """The store has not what was decided."""
-        for id in states:
-            node = self._tree.nodes.get(id)
-            if node is not None and node.checkpoint:
-                self._tree.set_checkpoint(node, False)
-                out.append(EvictState(id))
-                self._residency.loosen(node)
-        for id in ids:
-            node = self._tree.nodes.get(id)
-            if node is not None and node.resident:
-                self._tree.set_resident(node, False)
-                out.append(Evict(id))
-                self._dropped(out, (id,))
-
-    def _dropped(self, out: Operations, ids: Sequence[int]) -> None:
-        """The disk no longer has these, nor anything below them."""
-        dropped = [self._tree.nodes[id] for id in ids if id in self._tree.nodes]
-        for node in [below for top in dropped for below in top.below()]:
-            node.stored = node.checkpoint_stored = False
-            if node.id in self._tree.nodes:
-                self._residency.loosen(node)
-                self._residency.bury(out, node)
 
     @contextmanager
     def _pinned(self, nodes: list[Node]) -> Iterator[None]:

@@ -15,26 +15,24 @@ import msgspec
 
 from millrace.cache.index import PrefixIndex
 from millrace.cache.residency import Operations
-from millrace.engine.books import Job, Phase, Seat, Stage
+from millrace.engine.books import Job, Phase, Seat
 from millrace.engine.cache_use import CacheUse
 from millrace.engine.latency_model import LatencyModel
 from millrace.engine.learning import Learning
 from millrace.engine.memory import NOTHING, Budget
+from millrace.engine.prompts import Prompts
 from millrace.engine.quarantine import Quarantine
 from millrace.engine.requests import Draft, Requests
 from millrace.engine.scheduler import Scheduler
 from millrace.engine.shapes import Shapes
 from millrace.engine.speculation import Speculation
 from millrace.engine.turn import (
-    Begin,
-    Chunk,
     Drop,
     Finish,
     Forward,
     Join,
     Outcome,
     Read,
-    Release,
     Reserve,
     RowResult,
     Sample,
@@ -44,9 +42,6 @@ from millrace.engine.turn import (
 )
 
 log = logging.getLogger("millrace.engine")
-
-LOGPROB_CHUNK = 128
-"""Logits of a whole chunk are wide: prompts that want logprobs are run in small ones."""
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -93,6 +88,9 @@ class Decider:
             Speculation(settings.speculate, self._latency) if settings.speculate else None
         )
         self._learning = Learning(self._latency, self._speculation, pipelined=settings.pipelined)
+        self._prompts = Prompts(
+            self._scheduler, self._requests, budget, shapes, self._learning, cache
+        )
         self._guessing = False
         """The last step had guesses: how far its rows have come is known when it has been read."""
         self._quarantine = Quarantine()
@@ -100,8 +98,6 @@ class Decider:
         self._draft = Draft(Turn(0))
         self._running: list[Seat] = []
         self._size = NOTHING
-        self._chunk: list[tuple[Job, int]] = []
-        """The prompts of the last turn's chunk, and how many tokens of each it ran."""
         self._drawn = False
         """There are draws that nobody has read."""
         self.again: float | None = None
@@ -111,7 +107,7 @@ class Decider:
 
     @property
     def busy(self) -> bool:
-        return bool(self._requests.seats or self._drawn or self._chunk)
+        return bool(self._requests.seats or self._drawn or self._prompts.running)
 
     @property
     def stuck(self) -> bool:
@@ -194,7 +190,7 @@ class Decider:
         elif outcome.rows:
             self._quarantine.stepped(self._running)
         self._learning.learn(outcome)
-        self._learn_chunk(outcome)
+        self._prompts.ran(outcome, self._draft)
 
     def _take(self, seat: Seat, result: RowResult) -> None:
         if seat.unread:
@@ -239,33 +235,6 @@ class Decider:
             else:
                 self._requests.requeue(seat, self._draft)
 
-    def _learn_chunk(self, outcome: Outcome) -> None:
-        chunk, self._chunk = self._chunk, []
-        if outcome.chunk_fault is not None:
-            for job, _ in chunk:
-                if job.stage is Stage.OVER:
-                    continue
-                if len(chunk) == 1:
-                    self._scheduler.discard(job)
-                    text = f"The prompt could not be run: {outcome.chunk_fault}"
-                    self._requests.fail(job.request.id, text, self._draft)
-                else:
-                    job.alone = True
-                    self._scheduler.demote(job)
-            return
-        for job, count in chunk:
-            if job.stage is Stage.OVER:
-                continue
-            job.done += count
-            if self._cache is not None:
-                self._cache.ran(job, self._draft.out, self._draft.now)
-            self._scheduler.ran(job)
-            self._tell(job)
-
-    def _tell(self, job: Job) -> None:
-        if not job.quiet:
-            self._draft.turn.progress.append(job.progress())
-
     # The batch
 
     def _leave(self) -> None:
@@ -281,7 +250,7 @@ class Decider:
             jobs, rows = self._scheduler.displaced(after)
             demoted, yielding = demoted + jobs, yielding + rows
         for job in demoted:
-            self._demote(job)
+            self._prompts.demote(job, self._draft)
         for seat in yielding:
             log.info("request %s gives way to others", seat.request.id)
         if yielding:
@@ -300,13 +269,6 @@ class Decider:
             self._left(seat)
         if not self._running:
             self._size = NOTHING
-
-    def _demote(self, job: Job) -> None:
-        """A prompt that is under way gives its memory up; what it has may be found again."""
-        if self._cache is not None and job.done:
-            self._cache.dropped(job, self._draft.out, self._draft.now)
-        self._draft.out.append(Release(job.number))
-        self._scheduler.demote(job)
 
     def _left(self, seat: Seat) -> None:
         if seat.phase is Phase.ENDED:
@@ -389,38 +351,15 @@ class Decider:
         prompts = [j.length for j in self._scheduler.coming]
         return guesses if self._budget.fits(widths, prompts) else {}
 
-    # Prompts
-
     def _begin(self, job: Job) -> None:
-        job.known = 0
-        rows, width = [s.number for s in job.seats], self._budget.width(job.length)
-        self._draft.out.append(Begin(job.number, rows, width, job.wants_logprobs))
-        if self._cache is not None and not job.wants_logprobs:
-            self._cache.begin(job, self._draft.out, self._draft.now)
-        self._tell(job)
+        self._prompts.begin(job, self._draft)
 
     def _next_chunk(self) -> None:
         planned = self._scheduler.next_chunk(self._running, self._draft.now)
         if self._running:
             self._reserve(more=0)  # what has been started needs room, too
         if planned is not None:
-            self._run_chunk(*planned)
+            self._prompts.run(*planned, self._draft, wait=not self._running)
         else:
             self._learning.chunk(0, None)
         self._draft.turn.expected = self._learning.expected(len(self._running))
-
-    def _run_chunk(self, jobs: list[Job], count: int) -> None:
-        length = self._shapes.length(count)
-        if len(jobs) == 1:
-            job = jobs[0]
-            if job.wants_logprobs:
-                count = length = min(count, LOGPROB_CHUNK)
-            elif count < job.left:
-                length = count
-            length = max(count, min(length, self._budget.width(job.length) - job.done))
-        self._chunk = [(job, min(count, job.left)) for job in jobs]
-        self._draft.out.append(
-            Chunk([j.number for j in jobs], count, length, wait=not self._running)
-        )
-        shape = (len(jobs), length, jobs[0].done + length) if self._shapes.recurring else None
-        self._learning.chunk(len(jobs) * length, shape)

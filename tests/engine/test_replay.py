@@ -11,8 +11,10 @@ from typing import Any
 
 import msgspec
 import pytest
+import tiny_tokenizer
 from engine.harness import Bench
 from mlx_lm.models import llama
+from tiny_tokenizer import WORDS
 
 from millrace.engine.grammar import Grammars
 from millrace.engine.memory import Budget
@@ -21,7 +23,6 @@ from millrace.engine.turn import Begin, Chunk, Drop, Forward, Outcome, Seen, Tur
 from millrace.protocol import Abort, AbortChoice, Choice, Sampling, Submit
 
 REQUESTS = 300
-WORDS = 49152
 _seen = msgspec.msgpack.Decoder(Seen)
 
 
@@ -91,9 +92,9 @@ def _record(bench: Bench) -> None:
 @pytest.mark.parametrize(
     "how", [{"speculate": 4}, {"pipelined": True, "recurring": True}], ids=["settled", "pipelined"]
 )
-def test_turns_replay_in_a_second_engine(how: dict[str, Any], default_model: Path) -> None:
-    model = _model()
-    first, second = (_bench(model, default_model, **how) for _ in range(2))
+def test_turns_replay_in_a_second_engine(how: dict[str, Any], tmp_path: Path) -> None:
+    model, folder = _model(), tiny_tokenizer.write(tmp_path)
+    first, second = (_bench(model, folder, **how) for _ in range(2))
     _record(first)
     turns = [decoder.decode(turn) for _, turn in first.journal]
     _holds_all_kinds(turns, how)

@@ -1,0 +1,104 @@
+"""Prompts on their way into the batch: begun, run chunk by chunk, given up for others, and what a chunk
+brought.
+
+Which of them run, and how many tokens at once, is the scheduler's; the batch it does not know. Pure: what
+is to be done goes into the draft.
+"""
+
+from __future__ import annotations
+
+from millrace.engine.books import Job, Stage
+from millrace.engine.cache_use import CacheUse
+from millrace.engine.learning import Learning
+from millrace.engine.memory import Budget
+from millrace.engine.requests import Draft, Requests
+from millrace.engine.scheduler import Scheduler
+from millrace.engine.shapes import Shapes
+from millrace.engine.turn import Begin, Chunk, Outcome, Release
+
+LOGPROB_CHUNK = 128
+"""Logits of a whole chunk are wide: prompts that want logprobs are run in small ones."""
+
+
+class Prompts:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        requests: Requests,
+        budget: Budget,
+        shapes: Shapes,
+        learning: Learning,
+        cache: CacheUse | None,
+    ) -> None:
+        self._scheduler = scheduler
+        self._requests = requests
+        self._budget = budget
+        self._shapes = shapes
+        self._learning = learning
+        self._cache = cache
+        self._chunk: list[tuple[Job, int]] = []
+        """The prompts of the last turn's chunk, and how many tokens of each it ran."""
+
+    @property
+    def running(self) -> bool:
+        """Whether it is not known yet what the last chunk brought."""
+        return bool(self._chunk)
+
+    def begin(self, job: Job, draft: Draft) -> None:
+        job.known = 0
+        rows, width = [s.number for s in job.seats], self._budget.width(job.length)
+        draft.out.append(Begin(job.number, rows, width, job.wants_logprobs))
+        if self._cache is not None and not job.wants_logprobs:
+            self._cache.begin(job, draft.out, draft.now)
+        _tell(job, draft)
+
+    def run(self, jobs: list[Job], count: int, draft: Draft, *, wait: bool) -> None:
+        """Run so many more tokens of each; `wait` where nobody else is served meanwhile."""
+        length = self._shapes.length(count)
+        if len(jobs) == 1:
+            job = jobs[0]
+            if job.wants_logprobs:
+                count = length = min(count, LOGPROB_CHUNK)
+            elif count < job.left:
+                length = count
+            length = max(count, min(length, self._budget.width(job.length) - job.done))
+        self._chunk = [(job, min(count, job.left)) for job in jobs]
+        draft.out.append(Chunk([j.number for j in jobs], count, length, wait=wait))
+        shape = (len(jobs), length, jobs[0].done + length) if self._shapes.recurring else None
+        self._learning.chunk(len(jobs) * length, shape)
+
+    def ran(self, outcome: Outcome, draft: Draft) -> None:
+        """Learn what the last turn's chunk brought."""
+        chunk, self._chunk = self._chunk, []
+        if outcome.chunk_fault is not None:
+            for job, _ in chunk:
+                if job.stage is Stage.OVER:
+                    continue
+                if len(chunk) == 1:
+                    self._scheduler.discard(job)
+                    text = f"The prompt could not be run: {outcome.chunk_fault}"
+                    self._requests.fail(job.request.id, text, draft)
+                else:
+                    job.alone = True
+                    self._scheduler.demote(job)
+            return
+        for job, count in chunk:
+            if job.stage is Stage.OVER:
+                continue
+            job.done += count
+            if self._cache is not None:
+                self._cache.ran(job, draft.out, draft.now)
+            self._scheduler.ran(job)
+            _tell(job, draft)
+
+    def demote(self, job: Job, draft: Draft) -> None:
+        """A prompt that is under way gives its memory up; what it has may be found again."""
+        if self._cache is not None and job.done:
+            self._cache.dropped(job, draft.out, draft.now)
+        draft.out.append(Release(job.number))
+        self._scheduler.demote(job)
+
+
+def _tell(job: Job, draft: Draft) -> None:
+    if not job.quiet:
+        draft.turn.progress.append(job.progress())
