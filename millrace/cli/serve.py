@@ -78,7 +78,8 @@ def serve(
         float | None,
         typer.Option(
             help="Seconds that a long prompt may hold up running streams; "
-            "2.5 times the recent decode step if not given."
+            "2.5 times the recent decode step if not given, and at least 0.1 while more requests "
+            "wait than run."
         ),
     ] = None,
     prefill_chunk: Annotated[

@@ -1,89 +1,132 @@
-"""What a prefill chunk takes, as a line over its tokens that follows what was seen lately.
+"""What a prefill chunk takes, by its size: a line through what chunks of about each size took lately.
 
 A chunk of any size reads all the weights, and looks back at what stands before it; that is the base.
-Each token adds its own computing. Both change with the prompt's length and the machine's other work.
+Each token adds its own computing. Both change with the prompt's length and the machine's other work,
+and neither can be told from chunks of one size: what larger and smaller ones took is remembered, follows
+the machine's pace as the others show it, and is forgotten when it has become old.
 """
 
 from __future__ import annotations
 
-_KEPT = 0.85
-"""The share of earlier chunks' say that is left after each further one."""
-_LEAST_SHARE = 0.1
-"""A token never counts for less than this part of a chunk's seconds per token."""
-_SPREAD = 0.05
-"""Chunks must differ by this part of their mean size to tell the base from the tokens."""
-_HOPE = 0.9
-"""Chunks of one size do not tell: tokens are thought cheaper, until a larger chunk is tried."""
-_SHRINKING = 0.97
+from dataclasses import dataclass
+from itertools import pairwise
+
+GUESSED_WORTH = 24
+"""How many tokens cost what a chunk costs by itself, until chunks of two sizes have been seen."""
 SMALL = 32
 """Tokens of a chunk that shows what a chunk costs by itself."""
-_SMALL_ENOUGH, _FORGOTTEN = 2, 64
-"""Small chunks that tell, and others after which they no longer do: things change."""
+_WEIGHT = 0.3
+"""What the latest chunk counts for among those of its size."""
+_PACE_WEIGHT = 0.1
+"""What it counts for among those of other sizes."""
+_FORGOTTEN = 64
+"""Chunks of other sizes after which a size is no longer known."""
+_LEAST_SHARE = 0.1
+"""A token never counts for less than this part of a chunk's seconds per token."""
+_SHRINKING = 0.97
 _FIRST_GUESS = 1e-3
+
+
+@dataclass
+class _Seen:
+    """Chunks of about one size."""
+
+    tokens: float
+    seconds: float
+    age: int = 0
 
 
 class ChunkCost:
     def __init__(self) -> None:
-        self.base = 0.0
-        self.token = _FIRST_GUESS
         self.largest = 0.0
         """About the most tokens that a chunk has had lately."""
-        self._small = 0
-        self._since_small = 0
-        self._small_seconds = 0.0
-        self._large: tuple[int, float] | None = None
-        """The last chunk of many tokens, and what it took."""
-        self._weight = 0.0
-        self._tokens = 0.0
-        self._seconds = 0.0
-        self._squares = 0.0
-        self._products = 0.0
+        self._seen: dict[int, _Seen] = {}
+        """By the power of two that is next below the size."""
 
     @property
     def known(self) -> bool:
-        return self._weight > 0
+        return bool(self._seen)
+
+    @property
+    def token(self) -> float:
+        """What each token adds, from the smallest chunks known to the largest."""
+        points = self._points()
+        if not points:
+            return _FIRST_GUESS
+        (tokens, seconds), (more, longer) = points[0], points[-1]
+        if more > tokens:
+            return max((longer - seconds) / (more - tokens), _LEAST_SHARE * longer / more, 1e-9)
+        return max(seconds / (tokens + GUESSED_WORTH), 1e-9)
+
+    @property
+    def base(self) -> float:
+        points = self._points()
+        if not points:
+            return 0.0
+        tokens, seconds = points[0]
+        return max(0.0, seconds - tokens * self.token)
 
     @property
     def least(self) -> float | None:
-        """What a small chunk has taken lately; None if there was none."""
-        return self._small_seconds if self._small >= _SMALL_ENOUGH else None
+        """What a small chunk takes; None if there was none lately."""
+        small = [s for s in self._seen.values() if s.tokens <= SMALL]
+        return min(s.seconds for s in small) if small else None
 
     @property
     def worth(self) -> int:
         """How many tokens take as long as a small chunk does; a try, if that is not known."""
-        if self.least is None or self._large is None:
+        points = self._points()
+        if self.least is None or len(points) < 2:
             return 4 * SMALL
-        tokens, seconds = self._large
-        each = max((seconds - self.least) / (tokens - SMALL), 1e-9)
-        return int(self.least / each)
+        return int(self.least / self.token)
 
-    def of(self, tokens: int) -> float:
-        return self.base + tokens * self.token
+    def of(self, tokens: float) -> float:
+        """Seconds that a chunk of so many tokens should take."""
+        points = self._points()
+        if len(points) < 2:
+            return self.base + tokens * self.token
+        for (a, left), (b, right) in pairwise(points):
+            if tokens <= b:
+                break
+        slope = (right - left) / (b - a)
+        if tokens > b:  # beyond what has been seen
+            slope = max(slope, _LEAST_SHARE * right / b)
+        return (
+            max(0.0, left + (tokens - a) * slope) if tokens <= b else right + (tokens - b) * slope
+        )
+
+    def within(self, seconds: float, most: int) -> int:
+        """The most tokens, up to so many, that should take no longer than this."""
+        low, high = 0, most
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.of(middle) <= seconds:
+                low = middle
+            else:
+                high = middle - 1
+        return low
 
     def saw(self, tokens: int, seconds: float) -> None:
-        new = (1.0, tokens, seconds, tokens * tokens, tokens * seconds)
-        old = (self._weight, self._tokens, self._seconds, self._squares, self._products)
-        self._weight, self._tokens, self._seconds, self._squares, self._products = (
-            _KEPT * before + now for before, now in zip(old, new, strict=True)
-        )
         self.largest = max(float(tokens), _SHRINKING * self.largest)
-        self._since_small = 0 if tokens <= SMALL else self._since_small + 1
-        if tokens <= SMALL:
-            before = self._small_seconds if self._small else seconds
-            self._small_seconds = _KEPT * before + (1 - _KEPT) * seconds
-            self._small += 1
-        elif self._since_small > _FORGOTTEN:
-            self._small = 0
-        if tokens >= 4 * SMALL:
-            self._large = (tokens, seconds)
-        self._fit()
+        size = tokens.bit_length()
+        expected = self.of(tokens)
+        if expected > 0:
+            pace = max(0.5, min(2.0, seconds / expected)) ** _PACE_WEIGHT
+            for seen in self._seen.values():
+                seen.seconds *= pace
+        for seen in self._seen.values():
+            seen.age += 1
+        mine = self._seen.setdefault(size, _Seen(tokens, seconds))
+        mine.tokens += _WEIGHT * (tokens - mine.tokens)
+        mine.seconds += _WEIGHT * (seconds - mine.seconds)
+        mine.age = 0
+        self._seen = {n: seen for n, seen in self._seen.items() if seen.age <= _FORGOTTEN}
 
-    def _fit(self) -> None:
-        size, time = self._tokens / self._weight, self._seconds / self._weight
-        spread = self._squares / self._weight - size * size
-        if spread > (_SPREAD * size) ** 2:
-            self.token = (self._products / self._weight - size * time) / spread
-        else:
-            self.token *= _HOPE
-        self.token = max(_LEAST_SHARE * time / size, min(time / size, self.token), 1e-9)
-        self.base = max(0.0, time - self.token * size)
+    def _points(self) -> list[tuple[float, float]]:
+        """What is known, by size; more tokens never take less time."""
+        points: list[tuple[float, float]] = []
+        for size in sorted(self._seen):
+            seen = self._seen[size]
+            longest = points[-1][1] if points else 0.0
+            points.append((seen.tokens, max(seen.seconds, longest)))
+        return points

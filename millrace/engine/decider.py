@@ -72,7 +72,7 @@ class Decider:
         self._shapes = shapes
         self._cache = cache
         self._trimmable = trimmable
-        self._latency = LatencyModel(settings.chunk, settings.max_stall)
+        self._latency = LatencyModel(settings.chunk, settings.max_stall, shapes.grain)
         numbers = itertools.count(1)
         self._scheduler = Scheduler(
             settings.max_running,

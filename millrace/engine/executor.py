@@ -120,6 +120,8 @@ class Executor:
         self._patience = UNKNOWN if turn.expected is None else PATIENCE + 10 * turn.expected
         for operation in turn.operations:
             self._carry_out(operation)
+        if not self._outcome.rows:
+            self._last_read = None
         return self._outcome
 
     def _carry_out(self, operation: TurnOperation) -> None:
@@ -201,7 +203,7 @@ class Executor:
         now = time.perf_counter()
         if self._outcome.rows and self._last_read is not None:
             self._outcome.gap = step.seconds = now - self._last_read
-        self._last_read = now if self._outcome.rows else None
+        self._last_read = now
         if step.rows:
             self._report(step)
 
@@ -282,9 +284,10 @@ class Executor:
                 self._run(*next(iter(prompts.items())), chunk)
             if chunk.wait:
                 self._wait(chunk.jobs[-1])
-                self._outcome.chunk_seconds = time.perf_counter() - begin
             else:
                 self._last_chunk = None
+            if chunk.wait or self._runner.immediate:
+                self._outcome.chunk_seconds = time.perf_counter() - begin
             self._later += [p.request.id for p in prompts.values()]
         except Exception as error:  # whatever a model raises
             log.exception("a prompt could not be run")

@@ -3,14 +3,17 @@
 Running streams feel a chunk as a gap between two tokens. The gap is kept under a target: the one
 that was asked for, or a multiple of the decode step, as long as guesses make it lately. That step is
 the one of the batch as it will be once the prompts that wait have joined: their rows are about to
-make every step that long anyway, and getting them in quickly is what a full batch lives on.
+make every step that long anyway, and getting them in quickly is what a full batch lives on. While
+more rows wait than run, a gap may be as long as nobody minds, since it is felt by the fewer.
 """
 
 from __future__ import annotations
 
-from millrace.engine.chunkcost import ChunkCost
+from millrace.engine.chunkcost import GUESSED_WORTH, ChunkCost
 
 GAP_IN_STEPS = 2.5
+GAP_UNDER_PRESSURE = 0.1
+"""Seconds that a gap may have while more rows wait for their first token than feel it."""
 SMALLEST_CHUNK = 8
 GROWTH = 2
 """A chunk is at most this many times as large as those before it: what larger ones take is a guess."""
@@ -21,16 +24,16 @@ _GUESSED_GROWTH = 0.2
 _GUESSED_TOKEN = 1 / 16
 """How much of a step a prompt token takes, before it has been measured."""
 _CLEARLY = 1.2
-_GUESSED_WORTH = 24
-"""How many tokens cost what a chunk costs by itself, at least."""
 IDLE_SECONDS = 2.0
 """What a chunk may take while nobody waits for tokens: until its end nothing is heard."""
 
 
 class LatencyModel:
-    def __init__(self, chunk: int, max_stall: float | None = None) -> None:
+    def __init__(self, chunk: int, max_stall: float | None = None, grain: int = 1) -> None:
+        """`grain` is how many tokens cost as much as one of them."""
         self._chunk = chunk
         self._max_stall = max_stall
+        self._grain = grain
         self._steps: dict[int, float] = {}
         """The decode step by the number of rows."""
         self._cost = ChunkCost()
@@ -83,8 +86,8 @@ class LatencyModel:
     def worth(self) -> int:
         """How many tokens cost as much as a chunk does by itself, whatever is in it."""
         if not self._cost.known:
-            return _GUESSED_WORTH
-        return max(_GUESSED_WORTH, int(self._cost.base / self._cost.token))
+            return GUESSED_WORTH
+        return max(GUESSED_WORTH, int(self._cost.base / self._cost.token))
 
     def expected(self, rows: int, tokens: int) -> float | None:
         """Seconds that a step and a chunk should take; None if one of them is not known."""
@@ -97,18 +100,21 @@ class LatencyModel:
         if not running or not self._steps:
             if not self._cost.known:
                 return self._chunk
-            tokens = (IDLE_SECONDS - self._cost.base) / self._cost.token
-            return max(min(self._chunk, _GUESSED_WORTH), min(self._chunk, int(tokens)))
+            return max(
+                min(self._chunk, GUESSED_WORTH), self._cost.within(IDLE_SECONDS, self._chunk)
+            )
         step, target = self.step(running), self._max_stall
         if target is None:
             # The prompt at hand is one of those that come: alone, it changes nothing.
             target = GAP_IN_STEPS * (self.step(running + max(0, coming - 1)) + self._extra)
+            if coming > running:
+                target = max(target, GAP_UNDER_PRESSURE)
         spare = target - step - self._extra
         if not self._cost.known:
             # A chunk reads all the weights as a step does, until it is known what it takes.
             tokens = (spare - step) / (_GUESSED_TOKEN * step)
         else:
-            tokens = (spare - self._cost.base) / self._cost.token
+            tokens = self._cost.within(spare, self._chunk)
             tokens = min(tokens, GROWTH * self._cost.largest)
             # Where even a small chunk takes more than the gap, small ones only make more gaps.
             least = self._cost.least
@@ -119,4 +125,5 @@ class LatencyModel:
     def chunk(self, left: int, running: int, coming: int = 0) -> int:
         """How many of a prompt's `left` tokens to run now."""
         # Equal parts: a small remainder at the end would cost a step of its own.
-        return -(-left // -(-left // self.limit(running, coming)))
+        limit = self.limit(running, coming)
+        return -(-left // max(1, -(-(left - self._grain // 2) // limit)))

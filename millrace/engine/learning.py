@@ -1,8 +1,9 @@
 """What the times of turns teach: how long steps and chunks take, and what guesses cost. Pure.
 
 A gap between two reads holds a decode step and the chunk that ran beside it. Which chunk that was
-depends on how far the device lags behind the host; what was run for the first time teaches nothing,
-since it may have been compiled or planned.
+depends on how far the device lags behind the host, and what each of the two took is a guess, unless the
+chunk was timed by itself. What was run for the first time teaches nothing, since it may have been
+compiled or planned.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class Learning:
         self._shapes: set[tuple[int, ...]] = set()
         self._step = 0
         """Tokens of the last step, guesses included."""
+        self._took = 0.0
+        """Seconds of the chunk of the turn before, if they are known."""
 
     def step(self, rows: int, ahead: int) -> None:
         """A step of so many rows was decided, each with up to so many guesses."""
@@ -47,18 +50,19 @@ class Learning:
         return None if self._novel[-1] else self._latency.expected(rows, self._chunks[-1])
 
     def learn(self, outcome: Outcome) -> None:
+        took, self._took = self._took, outcome.chunk_seconds or 0.0
         if outcome.chunk_seconds is not None and self._chunks[-1] and not self._novel[-1]:
             self._latency.saw_chunk(self._chunks[-1], outcome.chunk_seconds)
         if outcome.gap is None or any(list(self._novel)[self._beside]):
             return
-        rows = len(outcome.rows)
+        rows, gap = len(outcome.rows), outcome.gap - took
         extra = 0.0
         if self._speculation is not None:
             extra = self._speculation.extra(self._step, rows)
             self._latency.saw_guesses(extra)
-        if tokens := max(list(self._chunks)[self._beside]):
-            self._latency.saw_gap(rows, tokens, outcome.gap - extra)
+        if (tokens := max(list(self._chunks)[self._beside])) and not took:
+            self._latency.saw_gap(rows, tokens, gap - extra)
         elif self._speculation is not None and self._step > rows:
-            self._speculation.saw_step(self._step, outcome.gap)
+            self._speculation.saw_step(self._step, gap)
         else:
-            self._latency.saw_step(rows, outcome.gap)
+            self._latency.saw_step(rows, gap)

@@ -55,11 +55,17 @@ class Runner:
         self.layout = Layout.of(model)
         self.trimmable = len(self._shapes) == len(used)
         """Whether every layer can take back tokens: guesses that turn out wrong, a padded end."""
-        self.shapes = Shapes(recurring, padding=self.trimmable and not self._in_place)
+        padding = self.trimmable and not self._in_place
+        self.shapes = Shapes(recurring, padding, getattr(model, "grain", 1))
         self._prompts: dict[int, list[Any]] = {}
         self._positions = Positions(self.shapes)
         self._batch: list[Any] = []
         self._size = NOTHING
+
+    @property
+    def immediate(self) -> bool:
+        """Whether a chunk has been computed when its launch returns."""
+        return self._in_place
 
     # Prompts
 

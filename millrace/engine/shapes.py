@@ -16,6 +16,8 @@ class Shapes:
     """Whether sizes come from small sets."""
     padding: bool = True
     """Whether a chunk may run past a prompt's end: all of the state can be cut back."""
+    grain: int = 1
+    """Tokens that the model computes at once: as many as make a chunk cost no less."""
 
     def length(self, tokens: int) -> int:
         """What a chunk of so many tokens is padded to."""
@@ -29,7 +31,9 @@ class Shapes:
 
     def whole(self, tokens: int) -> int:
         """The largest such length that is not above `tokens`, for a chunk that is not the last."""
-        if not self.recurring or tokens < _SHORT[0]:
+        if not self.recurring:
+            return max(tokens // self.grain * self.grain, min(tokens, self.grain))
+        if tokens < _SHORT[0]:
             return tokens
         if tokens < 256:
             return max(size for size in _SHORT if size <= tokens)

@@ -30,6 +30,8 @@ class NativeModel:
     def __init__(self, plan: Plan, threads: int, args: Any) -> None:
         self.args = args
         self.layers = plan.layers
+        self.grain = library.tile_shape()[0]
+        """Tokens of a prompt that are computed at once: fewer take as long."""
         self._plan = plan
         self._pool = Pool(threads)
         self._size = Capacity()

@@ -5,7 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millrace.engine.chunkcost import ChunkCost
 from millrace.engine.latency_model import GAP_IN_STEPS, SMALLEST_CHUNK, LatencyModel
+from millrace.engine.shapes import Shapes
 
 
 def test_chunks_follow_the_step_to_come_and_the_wish() -> None:
@@ -64,3 +66,50 @@ def test_steps_that_were_not_measured_are_judged_from_those_that_were() -> None:
     assert latency.step(1) < latency.step(6) == 0.2
     latency.saw_step(5, 0.3)
     assert abs(latency.step(3) - 0.2) < 1e-9
+
+
+def test_a_gap_may_be_longer_while_more_rows_wait_than_run() -> None:
+    latency = LatencyModel(512)
+    for rows in (2, 3, 4, 8):
+        latency.saw_step(rows, 0.008 + 0.001 * rows)
+    for tokens in (12, 24, 48, 96):
+        latency.saw_chunk(tokens, 0.02 + tokens / 1000)
+    assert latency.limit(2, coming=2) < 40
+    assert 65 <= latency.limit(2, coming=3) <= 70, "a tenth of a second, less a step"
+    assert latency.limit(4, coming=4) < 40
+    slow = LatencyModel(512)
+    slow.saw_step(2, 0.2)
+    for tokens in (12, 48):
+        slow.saw_chunk(tokens, 0.02 + tokens / 1000)
+    assert slow.limit(2, coming=2) == slow.limit(2, coming=1), "their steps are longer than that"
+
+
+@given(st.integers(1, 3000), st.sampled_from([1, 6, 12]), st.integers(16, 512))
+def test_a_prompt_in_chunks_leaves_no_crumb(left: int, grain: int, most: int) -> None:
+    latency = LatencyModel(most, grain=grain)
+    shapes = Shapes(grain=grain)
+    chunks = []
+    while left:
+        chunk = latency.chunk(left, 0)
+        chunks.append(shapes.whole(chunk) if chunk < left else chunk)
+        left -= chunks[-1]
+    assert all(0 < c <= most + grain // 2 for c in chunks)
+    assert all(c % grain == 0 for c in chunks[:-1] if c > grain)
+    assert len(chunks) == 1 or chunks[-1] >= grain // 2
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 512), st.floats(1e-4, 10)), min_size=1, max_size=200),
+    st.integers(1, 512), st.floats(0, 20),
+)  # fmt: skip
+def test_larger_chunks_never_seem_to_take_less(
+    seen: list[tuple[int, float]], tokens: int, seconds: float
+) -> None:
+    cost = ChunkCost()
+    for size, took in seen:
+        cost.saw(size, took)
+    assert 0 <= cost.of(tokens) <= cost.of(tokens + 1) < float("inf")
+    most = cost.within(seconds, 512)
+    assert not most or cost.of(most) <= seconds
+    assert most == 512 or cost.of(most + 1) > seconds
+    assert cost.token > 0 and cost.base >= 0 and cost.worth >= 0
