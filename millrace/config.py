@@ -100,6 +100,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All that the front is told at its start."""
 
     engine: EngineConfig
+    """What all engines are told alike; each model has its own folder and name."""
     host: str = "127.0.0.1"
     port: int = 8000
     drain_timeout: float = 30.0
@@ -114,8 +115,10 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The file of stored responses; None is one in the user's folder, `none` keeps nothing."""
     store_days: int = 30
     """Days after which a stored response that nothing was built on is dropped."""
-    aliases: tuple[str, ...] = ()
-    """Further names of the model."""
+    memory: int | None = None
+    """Bytes for all models together; None takes most of the device's."""
+    max_waiting: int = 256
+    """Requests that may wait for a model to be loaded; more are refused with a 503."""
     api_keys: tuple[ApiKey, ...] = ()
     """Without any, every request is let in."""
     rate_requests: int | None = None
@@ -141,6 +144,9 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.max_queue < 0:
             raise SetupError("--max-queue cannot be negative.")
         _positive("--store-days", self.store_days)
+        _positive("--max-waiting", self.max_waiting)
+        if self.memory is not None:
+            _positive("--memory", self.memory)
         if self.cache_isolation == "key" and not self.api_keys:
             raise SetupError("--cache-isolation key needs API keys to tell callers apart.")
         if self.cache_isolation == "key" and self.warm is not None:

@@ -73,7 +73,10 @@ class ModelNotFound(NotFound):
 
     def __init__(self, name: str, available: list[str]) -> None:
         known = ", ".join(available) or "none"
-        super().__init__(f"There is no model '{name}' here. Models served: {known}.", param="model")
+        shown = name if len(name) <= 200 else f"{name[:200]}..."
+        super().__init__(
+            f"There is no model '{shown}' here. Models served: {known}.", param="model"
+        )
 
 
 class RequestTooLarge(MillraceError):
@@ -94,6 +97,27 @@ class RateLimited(Overloaded):
     """One caller has used up what the server grants each of them."""
 
     code = "rate_limit_exceeded"
+
+
+class TooManyWaiting(Overloaded):
+    """More wait for a model to be loaded than the server lets wait."""
+
+    code = "model_loading"
+    status = 503
+
+
+class LoadFailed(Overloaded):
+    """The model could not be loaded a moment ago, and is not tried again yet."""
+
+    code = "model_load_failed"
+    status = 503
+
+
+class OutOfMemory(MillraceError):
+    """A model for which there can never be room."""
+
+    code = "insufficient_memory"
+    status = 507
 
 
 class DeadlineExceeded(MillraceError):

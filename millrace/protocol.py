@@ -122,6 +122,8 @@ class Loading(msgspec.Struct, tag="loading"):
     """A line of progress while the engine starts."""
 
     stage: str
+    done: float | None = None
+    """How much of the stage, from 0 to 1, where that is known."""
 
 
 class DeviceMemory(msgspec.Struct, array_like=True):

@@ -46,7 +46,10 @@ def free_port() -> int:
 class Server:
     """A `millrace serve` process and how to reach it."""
 
-    def __init__(self, *args: str, env: dict[str, str] | None = None) -> None:
+    def __init__(self, *args: str, env: dict[str, str] | None = None, only: bool = True) -> None:
+        """`only` keeps from it what models the machine has besides."""
+        if only and "--only" not in args:
+            args = (*args, "--only")
         if "--cache-disk" not in args:
             args = (*args, "--cache-disk", "0")  # what one test leaves on disk, no other finds
         self.port = free_port()

@@ -9,10 +9,12 @@ from starlette.responses import Response
 
 from millrace.api import errors, middleware
 from millrace.api.admin import cache
+from millrace.api.admin import models as control
 from millrace.api.admin import routes as admin
 from millrace.api.anthropic import routes as anthropic
 from millrace.api.context import Context
 from millrace.api.generate import routes as generate
+from millrace.api.leases import LeaseMiddleware
 from millrace.api.ollama import routes as ollama
 from millrace.api.openai import chat, completions, models
 from millrace.api.openapi import routes as openapi
@@ -37,9 +39,11 @@ def create_app(context: Context) -> FastAPI:
         ollama,
         admin,
         cache,
+        control,
         openapi,
     ):
         app.include_router(module.router)
+    app.add_middleware(LeaseMiddleware)
     if context.config.engine.strip_volatile:
         app.add_middleware(StrippedHeader)
     middleware.install(app, context.config, context.metrics)

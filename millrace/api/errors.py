@@ -21,6 +21,7 @@ _OPENAI_TYPES = {
     500: "server_error",
     503: "server_error",
     504: "timeout_error",
+    507: "server_error",
 }
 
 
@@ -33,6 +34,7 @@ _ANTHROPIC_TYPES = {
     500: "api_error",
     503: "overloaded_error",
     504: "timeout_error",
+    507: "api_error",
 }
 
 

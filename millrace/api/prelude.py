@@ -15,9 +15,9 @@ from starlette.requests import Request as HttpRequest
 from millrace.api.body import convert, read_object, refuse, unknown
 from millrace.api.context import context_of
 from millrace.api.fields import foreign
+from millrace.api.leases import kept_for, leased
 from millrace.errors import BadRequest, MillraceError
 from millrace.serving.model import ServedModel
-from millrace.serving.registry import Registry
 
 T = TypeVar("T", bound=msgspec.Struct)
 _LONGEST = 2000
@@ -32,14 +32,17 @@ class Border(Generic[T]):
         type: type[T],
         refused: Mapping[str, tuple[Any, ...]] | None = None,
         advisory: Collection[str] = (),
-        find: Callable[[Registry, str | None], ServedModel] = Registry.get,
         *,
         answers: bool = True,
+        loads: bool | Callable[[T], bool] = True,
     ) -> None:
-        """An endpoint that does not answer takes what is for answers as a label."""
+        """An endpoint that does not answer takes what is for answers as a label.
+
+        One that needs no engine does not have the model loaded.
+        """
         fields = frozenset(type.__struct_fields__)
         self._type = type
-        self._find = find
+        self._loads = loads
         others = foreign(fields | frozenset(advisory)) if answers else {}
         self._refused = others | dict(refused or {})
         self._known = fields | frozenset(advisory) | frozenset(self._refused)
@@ -50,7 +53,9 @@ class Border(Generic[T]):
         wire = convert(raw, self._type)
         refuse(raw, self._refused)
         name: str | None = getattr(wire, "model", None)
-        return Asked(wire, raw, self._find(context.registry, name), unknown(raw, self._known))
+        loads = self._loads if isinstance(self._loads, bool) else self._loads(wire)
+        model = await leased(http, name, loads=loads, ttl=kept_for(wire))
+        return Asked(wire, raw, model, unknown(raw, self._known))
 
 
 @dataclass(frozen=True)

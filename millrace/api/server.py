@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import sys
@@ -20,9 +21,10 @@ from millrace.api.app import create_app
 from millrace.api.context import Context
 from millrace.api.reader_watch import watched_protocol
 from millrace.api.warming import warm_up
-from millrace.errors import EngineUnavailable
+from millrace.errors import EngineUnavailable, MillraceError
 from millrace.serving.registry import Registry
 
+log = logging.getLogger("millrace.api")
 _THREADS = 64
 _TURN = 0.001
 """Seconds that a thread may keep the interpreter's lock while the event loop wants it."""
@@ -67,20 +69,36 @@ async def serve(
     finally:
         watch.cancel()
         await context.jobs.finished(config.drain_timeout)
-        await asyncio.gather(*(m.stop() for m in context.registry.all()))
+        await context.registry.stop()
         await context.jobs.finished(1.0)
 
 
 async def _watch(context: Context, server: uvicorn.Server, on_ready: Callable[[], None]) -> None:
     try:
-        for model in context.registry.all():
-            await model.client.settled()
+        first = [i for i in context.registry.instances() if i.at_start]
+        for instance in first:
+            await instance.settled.wait()
+            if instance.failure is not None and len(first) == 1:
+                raise instance.failure
         on_ready()
-        for model in context.registry.all():
-            await warm_up(model, context.warm)
+        if context.warm:
+            for instance in first:
+                await _warm(context, instance.spec.name)
     except BaseException:
         server.should_exit = True
         raise
+
+
+async def _warm(context: Context, name: str) -> None:
+    try:
+        lease = await context.registry.lease(name)
+    except MillraceError as error:
+        log.warning("--warm: %s", error.message)
+        return
+    try:
+        await warm_up(lease.model, context.warm)
+    finally:
+        lease.release()
 
 
 class _Drain:

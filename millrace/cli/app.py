@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from millrace.cli import bench, chat, doctor, models, serve
+from millrace.cli import bench, chat, doctor, loaded, models, serve
 from millrace.errors import MillraceError
 
 app = typer.Typer(
@@ -29,7 +29,7 @@ def _root(
         raise typer.Exit
 
 
-for _module in (serve, chat, models, doctor, bench):
+for _module in (serve, chat, models, loaded, doctor, bench):
     _module.register(app)
 
 
@@ -39,8 +39,9 @@ def run() -> None:
         app()
     except MillraceError as error:
         from rich.console import Console
+        from rich.markup import escape
 
-        Console(stderr=True).print(f"[bold red]error:[/] {error.message}", highlight=False)
+        Console(stderr=True).print(f"[bold red]error:[/] {escape(error.message)}", highlight=False)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -112,7 +112,7 @@ def _own_server(model: str | None) -> Iterator[Server]:
     with tempfile.TemporaryFile() as output:
         # A session of its own: Ctrl-C in this terminal is for the answer, not for the server.
         child = subprocess.Popen(
-            [*command, "--port", str(port)],
+            [*command, "--port", str(port), "--only", "--config", os.devnull],
             # A key in the environment is meant for a server that others can reach.
             env={k: v for k, v in os.environ.items() if k != "MILLRACE_API_KEY"},
             stdin=subprocess.DEVNULL,

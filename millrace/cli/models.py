@@ -78,16 +78,20 @@ def show(
     """Show what a model on this machine is: shape, weights, window, ends, template."""
     import msgspec
 
+    from millrace.cli.settings import profile_of
     from millrace.models import store
     from millrace.models.resolve import resolve
 
-    found = resolve(name, download=False)
+    table = profile_of(name)
+    profile = table.said if table else {}
+    found = resolve(name if table is None else table.model, download=False)
     about = store.describe(found.path)
     tools, reasoning = _formats(found.path)
     if as_json:
         fields = {
-            "name": found.name,
+            "name": name if table else found.name,
             "source": found.source,
+            "profile": profile,
             "tool_format": tools,
             "reasoning_format": reasoning,
         }
@@ -96,11 +100,11 @@ def show(
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
+    out = Table(box=None, pad_edge=False, show_header=False)
+    out.add_column(style="bold")
+    out.add_column(overflow="fold")
     rows = {
-        "name": found.name,
+        "name": name if table else found.name,
         "from": found.source,
         "architecture": about.architecture,
         "parameters": f"{about.parameters:,}",
@@ -114,9 +118,11 @@ def show(
         "size": _size(about.bytes),
         "folder": about.path,
     }
+    if profile:
+        rows["profile"] = ", ".join(f"{key} = {value}" for key, value in profile.items())
     for label, value in rows.items():
-        table.add_row(label, value)
-    Console().print(table, markup=False)
+        out.add_row(label, value)
+    Console().print(out, markup=False)
 
 
 def _formats(folder: Path) -> tuple[str, str | None]:

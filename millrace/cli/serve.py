@@ -1,4 +1,4 @@
-"""`millrace serve`: resolve the model, start its engine, serve."""
+"""`millrace serve`: the options, and the models and the configuration that they make."""
 
 from __future__ import annotations
 
@@ -6,15 +6,28 @@ from typing import Annotated, get_args
 
 import typer
 
+from millrace.cli.settings import tables_of, use_file
 from millrace.config import EngineConfig, Isolation, LogFormat, ServeConfig, Weights
 
 
 def serve(
+    context_: typer.Context,
     model: Annotated[
-        str | None,
+        list[str] | None,
         typer.Argument(
-            help="A model folder, a GGUF file, a Hugging Face id or a local name; "
-            "the small default model if left out."
+            help="Models that are loaded at the start: folders, GGUF files, Hugging Face ids or "
+            "local names, or NAME=MODEL; the small default model if left out. Others on this "
+            "machine are loaded when they are asked for."
+        ),
+    ] = None,
+    config_: Annotated[
+        str | None,
+        typer.Option(
+            "--config",
+            is_eager=True,
+            callback=use_file,
+            help="A file of these options and of models; millrace.toml in the current folder or in "
+            "millrace's own if not given.",
         ),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
@@ -25,6 +38,41 @@ def serve(
     alias: Annotated[
         list[str] | None, typer.Option(help="A further name of the model; may be repeated.")
     ] = None,
+    only: Annotated[
+        bool, typer.Option("--only", help="Serve no other models than those named here.")
+    ] = False,
+    on_demand: Annotated[
+        bool, typer.Option("--on-demand", help="Load nothing before it is asked for.")
+    ] = False,
+    model_dir: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A folder of model folders, served by their names like those in the cache; "
+            "may be repeated."
+        ),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            help="Memory for all models together, weights and state, like 12G; "
+            "most of the device's if not given."
+        ),
+    ] = None,
+    pin: Annotated[
+        list[str] | None,
+        typer.Option(help="A model that never leaves to make room for others; may be repeated."),
+    ] = None,
+    ttl: Annotated[
+        str | None,
+        typer.Option(
+            help="Time without use after which a model is unloaded, like 300, 5m or -1 for never; "
+            "if not given, 30m for those loaded on demand, never for those loaded at the start."
+        ),
+    ] = None,
+    max_waiting: Annotated[
+        int,
+        typer.Option(help="Requests that may wait for a model to load; more get a 503."),
+    ] = 256,
     api_key: Annotated[
         list[str] | None,
         typer.Option(
@@ -195,25 +243,25 @@ def serve(
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     log_format: Annotated[str, typer.Option(help="text or json.")] = "text",
 ) -> None:
-    """Serve a model over HTTP."""
+    """Serve models over HTTP."""
     import asyncio
 
     from millrace import logs
     from millrace.api.keys import gather
+    from millrace.cli.models_served import check_folders, specs_of, time_of
     from millrace.cli.progress import reporter
+    from millrace.cli.serving import run
     from millrace.cli.values import bytes_of, disk_of, one_of
-    from millrace.models.resolve import resolve
+    from millrace.serving.catalogue import Catalogue, ModelSpec
 
     log_level = one_of("--log-level", log_level, ("debug", "info", "warning", "error"))
     form: LogFormat = one_of("--log-format", log_format, get_args(LogFormat))
     logs.setup(log_level, form)
     keys = gather(api_key or [], api_key_file)
-    with reporter() as progress:
-        found = resolve(model, progress=progress)
     config = ServeConfig(
         engine=EngineConfig(
-            model=str(found.path),
-            name=name or found.name,
+            model="",
+            name="",
             weights=one_of("--weights", weights, get_args(Weights)),
             context=context,
             max_running=max_running,
@@ -243,7 +291,8 @@ def serve(
         max_queue=max_queue,
         store=store,
         store_days=store_days,
-        aliases=tuple(alias or ()),
+        max_waiting=max_waiting,
+        memory=bytes_of("--memory", memory),
         api_keys=keys,
         rate_requests=rate_requests,
         rate_tokens=rate_tokens,
@@ -265,89 +314,25 @@ def serve(
             if value is not None
         },
     )
-    asyncio.run(_serve(config))
-
-
-async def _serve(config: ServeConfig) -> None:
-    from millrace.api.responses.store import open_store
-    from millrace.serving.listening import bind
-    from millrace.serving.metrics import Metrics
-    from millrace.serving.opening import Workplace, check_defaults, open_model
-    from millrace.serving.warming import read_file
-    from millrace.text.volatile import Volatile
-
-    # What is wrong with these is said before anything costly starts.
-    check_defaults(config.defaults)
-    Volatile(config.engine.strip_volatile)
-    lines = read_file(config.warm) if config.warm else []
-    listener = bind(config.host, config.port)
-    workplace = Workplace()
-    store = open_store(config.store, config.store_days)
-    try:
-        metrics = Metrics()
-        model = await open_model(
-            config.engine,
-            workplace.launcher(config.engine),
-            metrics,
-            idle=config.keep_alive,
-            max_queue=config.max_queue,
-            defaults=config.defaults,
+    stays = time_of("--ttl", ttl)
+    with reporter() as progress:
+        served = specs_of(
+            model or [],
+            tables_of(context_),
+            ModelSpec(engine=config.engine, defaults=config.defaults, ttl=stays, named=True),
+            progress,
+            name=name,
+            aliases=alias or [],
+            pins=pin or [],
         )
-        # The engine is starting in its own process while the web framework is imported here.
-        from millrace.api.context import Context
-        from millrace.api.server import serve
-        from millrace.serving.registry import Registry
-
-        names = dict.fromkeys((config.engine.model, *config.aliases), model.name)
-        registry = Registry([model], names)
-        context = Context(registry, config, metrics, store, warm=lines)
-        address = listener.getsockname()
-        warning = _exposed(address[0], config)
-        await serve(context, listener, lambda: _welcome(model.name, address, config, warning))
-    finally:
-        store.close()
-        listener.close()
-        workplace.remove()
-
-
-def _exposed(address: str, config: ServeConfig) -> str | None:
-    """What to say of a server that anybody who reaches it may use."""
-    import logging
-
-    from millrace.api.keys import is_exposed
-
-    if not is_exposed(address, config.api_keys):
-        return None
-    text = (
-        f"listening on {address} without an API key: everybody who can reach this machine can "
-        "use the model. Set a key with --api-key-file or MILLRACE_API_KEY."
+    found = ModelSpec(
+        engine=config.engine, defaults=config.defaults, ttl=1800.0 if ttl is None else stays
     )
-    logging.getLogger("millrace.api").warning(text)
-    return text
-
-
-def _welcome(name: str, address: tuple[str, int], config: ServeConfig, warning: str | None) -> None:
-    from rich.console import Console
-
-    host, port = address[:2]
-    base = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-    out = Console(highlight=False)
-    out.print(f"\n[bold green]millrace[/] serves [bold]{name}[/] at [bold]{base}[/]\n")
-    if warning:
-        out.print(f"[bold red]Warning:[/] {warning}\n", soft_wrap=True)
-    key = " -H 'authorization: Bearer KEY'" if config.api_keys else ""
-    out.print("Try next:")
-    out.print(
-        f"  curl {base}/v1/chat/completions -H 'content-type: application/json'{key} \\\n"
-        f'    -d \'{{"messages": [{{"role": "user", '
-        f'"content": "What is the capital of France?"}}], "temperature": 0}}\'',
-        markup=False,
-        soft_wrap=True,
-    )
-    option = " --api-key KEY" if config.api_keys else ""
-    out.print(f"  millrace chat --url {base}{option}", markup=False)
-    out.print(f"  {base}/docs\n", markup=False)
+    folders = check_folders(model_dir or [])
+    catalogue = Catalogue(served.specs, None if only else found, folders)
+    asyncio.run(run(config, catalogue, [] if on_demand else served.first))
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(serve)
+    # Every option can stand in the environment: MILLRACE_PORT is --port.
+    app.command(context_settings={"auto_envvar_prefix": "MILLRACE"})(serve)

@@ -26,6 +26,8 @@ log = logging.getLogger("millrace.engine")
 
 _LEAST_KV_MEMORY = 256 << 20
 _LEAST_CACHE = 64 << 20
+_NOTED = 0.05
+"""The part of a model's layers after which its loading is told of again."""
 CACHE_SHARE = 0.3
 """The part of the memory for state that the prefix cache takes, where nobody says."""
 CPU_CHUNK, GPU_CHUNK = 512, 2048
@@ -63,7 +65,15 @@ def build(
     from millrace.engine.warmup import warm_up
     from millrace.models.load import load
 
-    loaded = load(config)
+    last = -1.0
+
+    def note(share: float) -> None:
+        nonlocal last
+        if share - last >= _NOTED:
+            last = share
+            transport.send(Loading("loading the model", share))
+
+    loaded = load(config, note)
     on_cpu = loaded.device == "cpu"
     backend: SamplingBackend = HostSampling() if on_cpu else DeviceSampling()
     config = _completed(config, on_cpu, native=loaded.native)

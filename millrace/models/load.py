@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,11 @@ class LoadedModel:
     seconds: float
 
 
-def load(config: EngineConfig) -> LoadedModel:
+Note = Callable[[float], None]
+"""Hears how much is loaded, from 0 to 1."""
+
+
+def load(config: EngineConfig, note: Note = lambda share: None) -> LoadedModel:
     """Load, place and warm up; every failure is a ModelError that names the folder."""
     start = time.monotonic()
     path = Path(config.model)
@@ -50,7 +55,7 @@ def load(config: EngineConfig) -> LoadedModel:
         # here, and keep the results in the temporary folder.
         mx.disable_compile()
     try:
-        model, settings = _loaded(config, config.weights, kind)
+        model, settings = _loaded(config, config.weights, kind, note)
         caches = make_prompt_cache(model)
         try:
             vocab, dtype = _warm_up(model, caches)
@@ -59,7 +64,7 @@ def load(config: EngineConfig) -> LoadedModel:
                 raise
             # A model that looks into its layers finds ours different.
             log.warning("weights are widened to float32: our own layers do not suit it: %s", error)
-            model, settings = _loaded(config, "f32", kind)
+            model, settings = _loaded(config, "f32", kind, note)
             caches = make_prompt_cache(model)
             vocab, dtype = _warm_up(model, caches)
     except MemoryError as error:
@@ -80,13 +85,27 @@ def load(config: EngineConfig) -> LoadedModel:
     )
 
 
-def _loaded(config: EngineConfig, weights: Weights, kind: placement.Device) -> tuple[Any, Any]:
+def _loaded(
+    config: EngineConfig, weights: Weights, kind: placement.Device, note: Note
+) -> tuple[Any, Any]:
     """The model on its device, and its settings."""
     path = Path(config.model)
     model, settings = load_model(path, lazy=True, trust_remote_code=config.trust_remote_code)
-    model = placement.place(model, weights, kind, path)
+    model = placement.place(model, weights, kind, path, note)
+    if kind != "cpu":
+        # There its layers are widened side by side, which waiting for each would undo.
+        _read_layers(getattr(model, "layers", None) or [], note)
     mx.eval(model.parameters())
     return model, settings
+
+
+def _read_layers(layers: Sequence[Any], note: Note) -> None:
+    """Layer by layer, the next on its way while one is waited for."""
+    for number, layer in enumerate(layers):
+        if number + 1 < len(layers):
+            mx.async_eval(layers[number + 1].parameters())
+        mx.eval(layer.parameters())
+        note((number + 1) / len(layers))
 
 
 def _warm_up(model: Any, caches: list[Any]) -> tuple[int, str]:

@@ -8,6 +8,7 @@ product needs. Metal takes the weights as they are.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,13 +30,19 @@ def resolve_weights(wanted: Weights, device: Device) -> Literal["keep", "bf16", 
     return wanted
 
 
-def place(model: Any, wanted: Weights, device: Device, folder: Path | None = None) -> Any:
+def place(
+    model: Any,
+    wanted: Weights,
+    device: Device,
+    folder: Path | None = None,
+    note: Callable[[float], None] = lambda share: None,
+) -> Any:
     """A lazily loaded model with the weights that suit the device; perhaps another that stands for it.
 
     The folder it was loaded from may hold weights that only our own kernels read.
     """
     if device == "cpu" and wanted == "auto":
-        own = native(model, blas.threads(), folder)
+        own = native(model, blas.threads(), folder, note)
         if own is not None:
             return own
         # What is left of the model is widened below.

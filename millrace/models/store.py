@@ -134,6 +134,11 @@ def local_models() -> list[Model]:
     return sorted((m for m in found if m is not None), key=lambda model: model.name)
 
 
+def places() -> list[Path]:
+    """The folders in which models lie."""
+    return [models_home(), _hub_cache()]
+
+
 def names() -> list[str]:
     return [model.name for model in local_models()]
 
@@ -162,7 +167,7 @@ def describe(folder: Path) -> ModelDescription:
         raise ModelError(f"The model folder {folder} is incomplete: {missing} is missing.")
     config = read_json(folder / "config.json")
     text = _text_config(config)
-    heads = list(_tensor_heads(folder))
+    heads = list(tensor_heads(folder))
     kinds = Counter[str]()
     for _, dtype, shape in heads:
         kinds[dtype] += math.prod(shape)
@@ -173,7 +178,7 @@ def describe(folder: Path) -> ModelDescription:
     return ModelDescription(
         path=str(folder),
         architecture=_architecture(config),
-        parameters=_parameters(heads, config),
+        parameters=parameters(heads, config),
         bytes=_folder_bytes(folder),
         dtype=_dtype_name(floats[0]) if floats else "unknown",
         quantization=_quantization(config),
@@ -185,6 +190,14 @@ def describe(folder: Path) -> ModelDescription:
 
 
 def _line(name: str, folder: Path, source: Source) -> Model | None:
+    """None for one that is not whole, or cannot be read."""
+    try:
+        return _described(name, folder, source)
+    except ModelError:
+        return None
+
+
+def _described(name: str, folder: Path, source: Source) -> Model | None:
     if missing_file(folder) is not None:
         return None
     config = read_json(folder / "config.json")
@@ -223,9 +236,12 @@ def _hub_names() -> list[str]:
 
 
 def _is_language_model(folder: Path) -> bool:
-    if missing_file(folder) is not None:
+    try:
+        if missing_file(folder) is not None:
+            return False
+        config = read_json(folder / "config.json")
+    except ModelError:
         return False
-    config = read_json(folder / "config.json")
     classes = config.get("architectures") or []
     return "model_type" in config and (
         not classes or any(str(c).endswith(_SPOKEN) for c in classes)
@@ -294,7 +310,7 @@ def _tokenizer_eos(folder: Path) -> int | None:
     return _whole(vocabulary.get(content)) if isinstance(vocabulary, dict) else None
 
 
-def _tensor_heads(folder: Path) -> Iterator[tuple[str, str, list[int]]]:
+def tensor_heads(folder: Path) -> Iterator[tuple[str, str, list[int]]]:
     """Name, type and shape of every tensor, from the files' heads."""
     for path in sorted(folder.glob("model*.safetensors")):
         try:
@@ -312,7 +328,7 @@ def _tensor_heads(folder: Path) -> Iterator[tuple[str, str, list[int]]]:
             ) from None
 
 
-def _parameters(heads: list[tuple[str, str, list[int]]], config: dict[str, Any]) -> int:
+def parameters(heads: list[tuple[str, str, list[int]]], config: dict[str, Any]) -> int:
     """The number of weights, quantised ones counted as what they stand for."""
     setting = config.get("quantization")
     setting = setting if isinstance(setting, dict) else {}

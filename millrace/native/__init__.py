@@ -12,13 +12,19 @@ or a model is not known, MLX runs it.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 log = logging.getLogger("millrace.native")
 
 
-def native(model: Any, threads: int, folder: Path | None = None) -> Any | None:
+def native(
+    model: Any,
+    threads: int,
+    folder: Path | None = None,
+    note: Callable[[float], None] = lambda share: None,
+) -> Any | None:
     """The model run by our own kernels, its weights packed and gone from it; None where that cannot be.
 
     What its folder has in compact form (`compact`) is taken in place of the model's own weights.
@@ -38,7 +44,7 @@ def native(model: Any, threads: int, folder: Path | None = None) -> Any | None:
         log.info("the model is not run as a whole by our own kernels: %s", reason)
         return None
     compact = read_compact(folder) if folder is not None else {}
-    packed = plan(model, compact)
+    packed = plan(model, compact, note)
     # The arrays that the weights were read into; MLX would keep them for others of their size.
     mx.clear_cache()
     return NativeModel(packed, threads, model.args)

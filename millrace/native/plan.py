@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -96,6 +96,10 @@ class Plan:
         return sum(m.nbytes for m in matrices)
 
 
+def _unheard(share: float) -> None:
+    """Nobody asks how far it is."""
+
+
 def check(model: Any) -> None:
     """Raise Unsupported unless the model can be planned; takes nothing from it."""
     if type(model) not in (llama.Model, qwen2.Model, qwen3.Model, gemma3_text.Model):
@@ -127,8 +131,10 @@ def _matrices(model: Any) -> Iterator[Any]:
         yield from (feed.gate_proj, feed.up_proj, feed.down_proj)
 
 
-def plan(model: Any, compact: dict[str, Compact] | None = None) -> Plan:
-    """Pack a model's weights. The model's own are let go of, layer by layer.
+def plan(
+    model: Any, compact: dict[str, Compact] | None = None, note: Callable[[float], None] = _unheard
+) -> Plan:
+    """Pack a model's weights. The model's own are let go of, layer by layer; `note` hears how far it is.
 
     Those of which there is a compact form, by their module's name, are not even read; it is taken out of
     what is given, so that nothing is held twice.
@@ -159,10 +165,16 @@ def plan(model: Any, compact: dict[str, Compact] | None = None) -> Plan:
         head=pack(model.lm_head) if "lm_head" in model else embedding,
         layers=[
             _layer(layer, _window(model, number), angles.index(ropes[number]), pack)
-            for number, layer in enumerate(inner.layers)
+            for number, layer in enumerate(_heard(inner.layers, note))
         ],
         norm=_norm(inner.norm),
     )
+
+
+def _heard(layers: Sequence[Any], note: Callable[[float], None]) -> Iterator[Any]:
+    for number, layer in enumerate(layers):
+        note(number / len(layers))
+        yield layer
 
 
 def _layer(layer: Any, window: int, angles: int, pack: Callable[[Any], Packed]) -> LayerPlan:

@@ -75,6 +75,8 @@ class EngineClient:
         self._query_ids = map(str, itertools.count())
         self._numbers = itertools.count(1)
         self.in_flight: dict[int, InFlight] = {}
+        self.when_idle: Callable[[], None] = lambda: None
+        """Called when the last request has left."""
 
     @property
     def state(self) -> State:
@@ -120,6 +122,15 @@ class EngineClient:
     async def start(self) -> None:
         """Returns once the engine's process is on its way, so that it loads while others work."""
         await self._keeper.start()
+
+    def waits(self, stage: str) -> None:
+        """Say what an engine that is not started yet waits for."""
+        self._keeper.stage = stage
+
+    @property
+    def ready_since(self) -> float | None:
+        """When the engine came up for the first time, on the monotonic clock."""
+        return self._keeper.ready_since
 
     async def settled(self) -> None:
         """Wait for the first start to succeed; raises why it did not."""
@@ -237,6 +248,7 @@ class EngineClient:
         self._metrics.queue(sum(r.first_token is None for r in self.in_flight.values()))
         if not self.in_flight:
             self._metrics.idle()
+            self.when_idle()
 
     def _hand_over(self) -> None:
         """Give the engine all requests it may have now."""

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import enum
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
@@ -71,6 +72,7 @@ class Keeper:
         """Why it could not start, in its own words."""
         self.stage = "starting"
         self.ready: Ready | None = None
+        self.ready_since: float | None = None
         self.failure: MillraceError | None = None
         """Why there is no engine, and will be none."""
         self.restarts = 0
@@ -93,6 +95,7 @@ class Keeper:
     async def start(self) -> None:
         """Returns once the engine's process is on its way, so that it loads while others work."""
         self._starts = 1
+        self.stage = "starting"
         self._connection = await self._launch()
         self._task = asyncio.create_task(self._keep())
 
@@ -175,12 +178,13 @@ class Keeper:
         match message:
             case Ready():
                 self.ready = message
+                self.ready_since = self.ready_since or time.monotonic()
                 self.state = State.READY
                 self._starts = 0
                 self._settled.set()
                 self._tenant.engine_ready()
-            case Loading(stage=stage):
-                self.stage = stage
+            case Loading(stage=stage, done=done):
+                self.stage = stage if done is None else f"{stage}, {done:.0%}"
             case Failed(code=code, message=text, id=None) if self.ready is None:
                 self.failure = ModelError(text) if code == "model_error" else from_code(code, text)
             case Failed(message=text, id=None):

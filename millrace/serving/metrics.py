@@ -46,6 +46,11 @@ class Metrics:
         self.kv_bytes = gauge("kv_bytes", "Bytes of key-value state held by the engine")
         self.cache_bytes = gauge("cache_bytes", "Bytes held by the prefix cache", ["model", "tier"])
         self.device = gauge("device_bytes", "Memory of the engine's device", ["model", "kind"])
+        self.loads = counter("model_loads", "Models loaded, or not", ["model", "outcome"])
+        self.unloads = counter("model_unloads", "Models unloaded", ["model", "reason"])
+        self.limit = gauge("memory_limit_bytes", "What all models may take together", [])
+        self.reserved = gauge("memory_reserved_bytes", "What models have reserved of it", [])
+        self._models: dict[str, ModelMetrics] = {}
         self.ttft = histogram("time_to_first_token_seconds", "Arrival to first token", _COARSE)
         self.gap = histogram("inter_token_seconds", "Time between tokens of a row", _FINE)
         self.e2e = histogram("request_seconds", "Arrival to end", _COARSE)
@@ -59,7 +64,20 @@ class Metrics:
         return generate_latest(self.registry)
 
     def of(self, model: str) -> ModelMetrics:
-        return ModelMetrics(self, model)
+        """The same as before for one that is loaded again."""
+        return self._models.setdefault(model, ModelMetrics(self, model))
+
+    def loaded(self, model: str, outcome: str) -> None:
+        self.loads.labels(model, outcome).inc()
+
+    def unloaded(self, model: str, reason: str) -> None:
+        self.unloads.labels(model, reason).inc()
+
+    def memory_limit(self, bytes: int) -> None:
+        self.limit.set(bytes)
+
+    def memory_reserved(self, bytes: int) -> None:
+        self.reserved.set(bytes)
 
 
 @dataclass

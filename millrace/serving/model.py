@@ -7,6 +7,7 @@ import functools
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from millrace.engine.rng import derive
@@ -43,9 +44,12 @@ class ServedModel:
         side: TextSide,
         client: EngineClient,
         defaults: Mapping[str, float] | None = None,
+        template_arguments: Mapping[str, Any] | None = None,
     ) -> None:
-        """`defaults` are the server's own, by the names of a request's fields."""
+        """`defaults` are the server's own, by the names of a request's fields; so are those of the
+        template."""
         self.name = name
+        self._template_arguments = dict(template_arguments or {})
         self._defaults = dict(defaults or {})
         self.tokenizer = side.tokenizer
         self.dialect = side.dialect
@@ -83,11 +87,25 @@ class ServedModel:
         """How the model fills a gap between two texts; None if it was not taught to."""
         return infill_of(self.tokenizer)
 
+    def _profiled(self, chat: Conversation) -> Conversation:
+        """With what is set for the model where the request does not say otherwise."""
+        if not self._template_arguments:
+            return chat
+        said = self.dialect.controls.arguments(chat.thinking, chat.effort, chat.thinking_budget)
+        ours = {k: v for k, v in self._template_arguments.items() if k not in said}
+        switches = [n for n in ("enable_thinking", "thinking") if isinstance(ours.get(n), bool)]
+        if chat.thinking is not None:
+            ours = {k: v for k, v in ours.items() if k not in switches}
+        elif switches:
+            chat = replace(chat, thinking=ours[switches[0]])
+        return replace(chat, template_arguments=ours | chat.template_arguments)
+
     def chat(self, id: str, chat: Conversation, demand: Demand | None = None) -> Request:
         """A conversation as a request: its prompt, and what its answer must look like.
 
         This and the following take a while for what is long: they are not for the event loop.
         """
+        chat = self._profiled(chat)
         prompt = self._desk.run(ChatTask(chat=chat, demand=demand, boundaries=self._has_boundaries))
         return Request(
             id=id,
@@ -103,15 +121,15 @@ class ServedModel:
 
     def count(self, chat: Conversation, demand: Demand | None = None) -> PromptLength:
         """The length of a conversation's prompt, were it larger than the window."""
-        return self._desk.run(CountTask(chat=chat, demand=demand))
+        return self._desk.run(CountTask(chat=self._profiled(chat), demand=demand))
 
     def opening(self, chat: Conversation) -> WrittenPrompt:
         """All that a conversation's prompt has before its first user's words."""
-        return self._desk.run(OpeningTask(chat))
+        return self._desk.run(OpeningTask(self._profiled(chat)))
 
     def render(self, chat: Conversation, *, special: bool = False) -> WrittenPrompt:
         """A conversation as the template writes it, whatever its length."""
-        return self._desk.run(RenderTask(chat=chat, special=special))
+        return self._desk.run(RenderTask(chat=self._profiled(chat), special=special))
 
     def encode(self, texts: list[str], *, special: bool) -> list[list[int]]:
         """Texts as tokens, whatever their number."""

@@ -1,4 +1,4 @@
-"""Opening a model: from a folder to a ServedModel whose engine is on its way up."""
+"""Opening a model: its engine's process, what that is told, and its text side in this one."""
 
 from __future__ import annotations
 
@@ -11,20 +11,29 @@ import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
+import msgspec
+
 from millrace.config import EngineConfig
 from millrace.errors import ModelError, SetupError
+from millrace.models.footprint import footprint
 from millrace.models.window import read_config, window_of
 from millrace.serving.admission import Admission
+from millrace.serving.catalogue import ModelSpec
 from millrace.serving.client import EngineClient
 from millrace.serving.connection import Connection, ProcessConnection
 from millrace.serving.metrics import Metrics
 from millrace.serving.model import ServedModel
 from millrace.serving.ranges import MOST
 from millrace.serving.request import in_range
+from millrace.serving.residency import Need
 from millrace.text.reading import described
 from millrace.text.tasks import TextSide, TextSideConfig
 
 log = logging.getLogger("millrace.serving")
+
+CACHE_SHARE = 0.3
+"""The part of a model's state that is kept for later requests, where nobody says."""
+_LEAST_CACHE = 64 << 20
 
 
 class Workplace:
@@ -34,13 +43,13 @@ class Workplace:
         self._folder = _private_folder()
         self._numbers = itertools.count()
 
-    def launcher(self, config: EngineConfig) -> Callable[[], Awaitable[Connection]]:
+    def launcher(self, config: Callable[[], EngineConfig]) -> Callable[[], Awaitable[Connection]]:
         async def launch() -> Connection:
             if not self._folder.is_dir():  # whatever tidies up temporary files took it away
                 self._folder = _private_folder()
             # A fresh socket for every engine: nothing of a dead one can be heard by the next.
             file = self._folder / f"engine-{next(self._numbers)}.sock"
-            return await ProcessConnection.launch(config, file)
+            return await ProcessConnection.launch(config(), file)
 
         return launch
 
@@ -52,6 +61,51 @@ def _private_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="millrace-"))
 
 
+class Opening:
+    """Makes the parts of this server's models."""
+
+    def __init__(
+        self, workplace: Workplace, metrics: Metrics, *, idle: float, max_queue: int
+    ) -> None:
+        self._workplace = workplace
+        self._metrics = metrics
+        self._idle = idle
+        self._max_queue = max_queue
+
+    def need(self, spec: ModelSpec) -> Need:
+        found, config = footprint(spec.folder, spec.engine.weights), spec.engine
+        cache = _least_cache(config, found.least_kv)
+        return Need(found.fixed, (config.kv_memory or found.least_kv) + cache)
+
+    def told(self, spec: ModelSpec, state: int | None) -> EngineConfig:
+        """The state that it may hold, divided between running requests and prefixes."""
+        config = spec.engine
+        if state is None:
+            return config
+        cache = config.cache_memory or 0
+        if not config.cache:
+            cache = 0
+        elif not cache:
+            spare = state - (config.kv_memory or 0)
+            least = min(_LEAST_CACHE, state // 2)
+            cache = max(1, min(spare, max(least, int(CACHE_SHARE * state))))
+        kv = config.kv_memory or max(1, state - cache)
+        return msgspec.structs.replace(config, kv_memory=kv, cache_memory=cache or None)
+
+    def client(self, spec: ModelSpec, config: Callable[[], EngineConfig]) -> EngineClient:
+        admission = Admission(spec.engine.max_running, self._max_queue)
+        launch = self._workplace.launcher(config)
+        return EngineClient(launch, admission, self._metrics.of(spec.name), idle=self._idle)
+
+    async def text(self, spec: ModelSpec, client: EngineClient) -> ServedModel:
+        side = await asyncio.to_thread(_text_side, spec.engine)
+        return ServedModel(spec.name, side, client, spec.defaults, spec.template_arguments)
+
+
+def _least_cache(config: EngineConfig, kv: int) -> int:
+    return min(_LEAST_CACHE, kv) if config.cache and not config.cache_memory else 0
+
+
 async def open_model(
     config: EngineConfig,
     launch: Callable[[], Awaitable[Connection]],
@@ -61,16 +115,19 @@ async def open_model(
     max_queue: int,
     defaults: Mapping[str, float] | None = None,
 ) -> ServedModel:
-    """Start the engine first, since it takes longest, and read the text side meanwhile."""
+    """One model for itself. The engine is started first, since it takes longest."""
     check_defaults(defaults or {})
-    window = window_of(read_config(Path(config.model)), config.context)
     admission = Admission(config.max_running, max_queue)
     client = EngineClient(launch, admission, metrics.of(config.name), idle=idle)
     await client.start()
+    return ServedModel(config.name, await asyncio.to_thread(_text_side, config), client, defaults)
+
+
+def _text_side(config: EngineConfig) -> TextSide:
     side = TextSide(
         TextSideConfig(
             folder=config.model,
-            window=window,
+            window=window_of(read_config(Path(config.model)), config.context),
             tool_format=config.tool_format,
             reasoning_format=config.reasoning_format,
             strip_volatile=config.strip_volatile,
@@ -78,17 +135,17 @@ async def open_model(
     )
     # What grammars need is read now, since it holds up everything else while it is.
     with contextlib.suppress(ModelError):
-        await asyncio.to_thread(side.read_ahead)
+        side.read_ahead()
     log.info("%s: %s", config.name, described(side.dialect.format))
-    return ServedModel(config.name, side, client, defaults)
+    return side
 
 
-def check_defaults(defaults: Mapping[str, float]) -> None:
+def check_defaults(defaults: Mapping[str, float], where: str = "") -> None:
     """The server's own defaults are held to what requests are held to."""
     for name, value in defaults.items():
         fits = in_range(name, value)
         if name == "max_tokens":
             fits = isinstance(value, int) and 1 <= value <= MOST
         if not fits:
-            option = name.replace("_", "-")
-            raise SetupError(f"--{option} {value} is out of range (docs/api.md has the ranges).")
+            option = f"{where} {name}" if where else f"--{name.replace('_', '-')}"
+            raise SetupError(f"{option} {value} is out of range (docs/api.md has the ranges).")

@@ -1,24 +1,239 @@
-"""The models this server answers for, by name."""
+"""The models of this server, by name: who asks for one gets a lease on it, and has it loaded if need be."""
 
 from __future__ import annotations
 
-from millrace.errors import ModelNotFound
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from millrace.errors import LoadFailed, MillraceError, ModelNotFound, TooManyWaiting
+from millrace.serving.catalogue import Catalogue, ModelSpec
+from millrace.serving.instance import Instance, Lease
+from millrace.serving.metrics import Metrics
 from millrace.serving.model import ServedModel
+from millrace.serving.residency import Absent, Need
+from millrace.serving.residents import Opener, Residents
+
+log = logging.getLogger("millrace.serving")
+
+State = Literal["unloaded", "loading", "loaded", "failed"]
+UNSAID = -1.0
+"""A time to live that a request does not mention."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A model that can be asked for, and how it stands with it."""
+
+    spec: ModelSpec
+    state: State
+    instance: Instance | None = None
+    failure: str | None = None
 
 
 class Registry:
-    def __init__(self, models: list[ServedModel], aliases: dict[str, str] | None = None) -> None:
-        self._models = {m.name: m for m in models}
-        self._aliases = aliases or {}
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        opener: Opener,
+        metrics: Metrics,
+        *,
+        limit: int | None = None,
+        max_waiting: int = 256,
+    ) -> None:
+        self._catalogue = catalogue
+        self._opener = opener
+        self._max_waiting = max_waiting
+        self._residents = Residents(opener, metrics, limit, self._absent)
+        self._needs: dict[str, Need] = {}
+        self._pins: dict[str, bool] = {}
+
+    @property
+    def limit(self) -> int | None:
+        """Bytes that all models may take together."""
+        return self._residents.limit
+
+    @property
+    def reserved(self) -> int:
+        return self._residents.reserved
+
+    @property
+    def named(self) -> list[ModelSpec]:
+        return self._catalogue.named
 
     def all(self) -> list[ServedModel]:
-        return list(self._models.values())
+        """The models that requests may be running on."""
+        return [model for i in self._residents.all if (model := i.model) is not None]
 
-    def get(self, name: str | None) -> ServedModel:
-        """A model by name or alias; without a name, the only one there is."""
-        if not name and len(self._models) == 1:
-            return next(iter(self._models.values()))
-        found = self._models.get(self._aliases.get(name or "", name or ""))
-        if found is None:
-            raise ModelNotFound(name or "", list(self._models))
-        return found
+    def loaded(self) -> list[ServedModel]:
+        """Those whose engines were started."""
+        started = [i for i in self._residents.all if i.phase in ("loading", "loaded")]
+        return [model for i in started if (model := i.model) is not None]
+
+    def instances(self) -> list[Instance]:
+        return self._residents.all
+
+    async def spec(self, *names: str | None) -> ModelSpec:
+        """A model by the first of these names that there is; without one, the only model named."""
+        given = [name for name in names if name]
+        if not given:
+            return await self._only()
+        for name in given:
+            if (known := self._catalogue.known(name)) is not None:
+                return known
+        for name in given:
+            if (instance := self._residents.current(name)) is not None:
+                return instance.spec
+            if (found := await asyncio.to_thread(self._catalogue.search, name)) is not None:
+                return found
+        raise ModelNotFound(given[0], await self._known_names())
+
+    async def _only(self) -> ModelSpec:
+        named = self._catalogue.named or await self._listed()
+        if len(named) == 1:
+            return named[0]
+        raise ModelNotFound("", await self._known_names())
+
+    async def _listed(self) -> list[ModelSpec]:
+        return await asyncio.to_thread(self._catalogue.listed)
+
+    async def _known_names(self) -> list[str]:
+        return [s.name for s in await self._listed()]
+
+    def preload(self, specs: Sequence[ModelSpec]) -> None:
+        """Load models at the start, before anybody asks: as many as there is room for."""
+        for spec in self._catalogue.named:
+            self._needs[spec.name] = self._opener.need(spec)
+        for number, spec in enumerate(specs):
+            need = self._needs[spec.name]
+            self._residents.check(spec.name, need)
+            if number and not self._residents.has_room(need):
+                log.warning("%s is loaded when it is asked for: there is no room yet", spec.name)
+                continue
+            instance = self._residents.begin(spec, pinned=self.pinned(spec))
+            instance.at_start = True
+            self._residents.want(instance, need)
+
+    async def lease(
+        self, *names: str | None, loads: bool = True, ttl: float | None = UNSAID
+    ) -> Lease:
+        """The model by the first of these names; the lease must be released.
+
+        Returns as soon as requests can be read and given to it; where that needs an engine, its load
+        has begun or waits for room. `ttl` is how long it is to stay after this use.
+        """
+        spec = await self.spec(*names)
+        if loads:
+            await self._may_load(spec)
+        instance = self._residents.current(spec.name)
+        if instance is None:
+            instance = self._residents.begin(spec, pinned=self.pinned(spec))
+        lease = Lease(instance, self._residents.wake, uses=loads)
+        if ttl is None or ttl >= 0:
+            instance.ttl = ttl
+        elif loads:
+            instance.ttl = spec.ttl
+        try:
+            if loads and instance.phase == "text":
+                self._residents.want(instance, self._needs[spec.name])
+            await lease.opened()
+        except BaseException:
+            lease.release()
+            raise
+        return lease
+
+    async def _may_load(self, spec: ModelSpec) -> None:
+        """Raise why the model cannot be had; one that is loaded can."""
+        name = spec.name
+        instance = self._residents.current(name)
+        if instance is not None and instance.phase != "text":
+            if instance.waiting >= self._max_waiting:
+                raise TooManyWaiting(
+                    f"{instance.waiting} requests are waiting for '{name}' to be loaded. "
+                    "Try again in a moment.",
+                    retry_after=5.0,
+                )
+            return
+        if (failed := self._residents.failure(name)) is not None:
+            error, left = failed
+            raise LoadFailed(
+                f"The model '{name}' could not be loaded a moment ago: {error.message} "
+                f"It is tried again in {left:.0f} seconds, or when it is asked for with "
+                f"POST /v1/models/{name}/load.",
+                retry_after=left,
+            )
+        try:
+            self._needs[name] = await asyncio.to_thread(self._opener.need, spec)
+        except MillraceError as error:
+            self._residents.remember(name, error)
+            raise
+        self._residents.check(name, self._needs[name])
+
+    async def load(self, name: str, *, ttl: float | None = UNSAID, wait: bool = True) -> None:
+        """Load a model because somebody says so, even if that failed a moment ago.
+
+        Returns when it is loaded, or raises why it is not; or returns at once.
+        """
+        spec = await self.spec(name)
+        self._residents.forget(spec.name)
+        lease = await self.lease(spec.name, ttl=ttl)
+        try:
+            if wait:
+                await lease.settled()
+        finally:
+            lease.release()
+
+    async def unload(self, name: str, *, wait: bool = True) -> bool:
+        """Let a model go once it has answered what it was asked; False if it was not loaded.
+
+        Returns when its memory is free again, or at once.
+        """
+        spec = await self.spec(name)
+        self._residents.forget(spec.name)
+        instance = self._residents.current(spec.name)
+        if instance is not None and instance.phase != "text":
+            self._residents.drain(instance, "asked")
+            self._residents.wake()
+        going = [i for i in self.instances() if i.spec.name == spec.name and i.phase != "text"]
+        if wait:
+            await asyncio.gather(*(i.ended.wait() for i in going))
+        return bool(going)
+
+    async def pin(self, name: str, pinned: bool) -> ModelSpec:
+        """Keep a model, once it is loaded, whatever else needs room; or no longer."""
+        spec = await self.spec(name)
+        self._pins[spec.name] = pinned
+        if (instance := self._residents.current(spec.name)) is not None:
+            instance.pinned = pinned
+        self._residents.wake()
+        return spec
+
+    def pinned(self, spec: ModelSpec) -> bool:
+        return self._pins.get(spec.name, spec.pin)
+
+    async def standings(self) -> list[Standing]:
+        """All that can be asked for. To look is not to use."""
+        return [self.standing(spec) for spec in await self._listed()]
+
+    def standing(self, spec: ModelSpec) -> Standing:
+        instance = self._residents.current(spec.name)
+        if instance is not None and instance.phase in ("wished", "loading", "loaded"):
+            state: State = "loaded" if instance.phase == "loaded" else "loading"
+            return Standing(spec, state, instance)
+        if (failed := self._residents.failure(spec.name)) is not None:
+            return Standing(spec, "failed", failure=failed[0].message)
+        return Standing(spec, "unloaded")
+
+    async def stop(self) -> None:
+        """End all engines."""
+        await self._residents.stop()
+
+    def _absent(self, name: str) -> Absent:
+        """Room is left for models the server was told of, and for one that is found."""
+        placed = {i.spec.name for i in self.instances() if i.reserved} | {name}
+        others = [s.name for s in self._catalogue.named if s.name not in placed]
+        if self._catalogue.is_open:
+            others.append(name)  # as large a one, for want of knowing better
+        return Absent(sum(self._needs[n].fixed for n in others if n in self._needs), len(others))

@@ -30,7 +30,9 @@ from millrace.api.openapi.describe import description_of
 from millrace.api.openapi.document import build
 from millrace.api.openapi.routing import flat
 from millrace.config import EngineConfig, ServeConfig
+from millrace.serving.catalogue import Catalogue
 from millrace.serving.metrics import Metrics
+from millrace.serving.opening import Opening, Workplace
 from millrace.serving.registry import Registry
 
 CASES = int(os.environ.get("MILLRACE_FUZZ", "0"))
@@ -42,7 +44,10 @@ HELLO = [{"role": "user", "content": "hi"}]
 @pytest.fixture(scope="module")
 def app() -> Any:
     config = ServeConfig(engine=EngineConfig(model="none", name="none"))
-    return create_app(Context(Registry([]), config, Metrics()))
+    metrics = Metrics()
+    opening = Opening(Workplace(), metrics, idle=1.0, max_queue=1)
+    registry = Registry(Catalogue([]), opening, metrics)
+    return create_app(Context(registry, config, metrics))
 
 
 @pytest.fixture(scope="module")

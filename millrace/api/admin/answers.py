@@ -73,8 +73,17 @@ class ModelStatus(msgspec.Struct):
     state: State
     stage: str
     engine_pid: int | None
+    residency: Literal["wished", "loading", "loaded", "leaving"]
+    """Wished for and without memory yet, being loaded, there, or about to be gone."""
+    pinned: bool
+    expires_at: str | None
+    """When it is unloaded unless it is used before."""
+    reserved_bytes: int
+    """Memory that is its own: weights, state and work."""
+    leases: int
+    """Requests that have it, or wait for it."""
     restarts: int
-    context_window: int
+    context_window: int | None
     device: str | None
     dtype: str | None
     weight_bytes: int | None
@@ -86,6 +95,14 @@ class ModelStatus(msgspec.Struct):
     requests: list[RequestStatus]
 
 
+class MemoryBudget(msgspec.Struct):
+    """Bytes that all models may take together, and have taken."""
+
+    limit: int | None
+    reserved: int
+
+
 class Status(msgspec.Struct):
     version: str
+    memory: MemoryBudget
     models: list[ModelStatus]

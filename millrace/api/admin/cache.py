@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from millrace.api.answer import as_json, whole
 from millrace.api.context import context_of
+from millrace.api.leases import leased
 from millrace.api.openapi.describe import RUNS, describe
 from millrace.api.prelude import Border, ignored_header
 from millrace.api.running import run
@@ -83,7 +84,7 @@ class CacheSelection(msgspec.Struct):
     statuses=(404, 503),
 )
 async def cache(http: HttpRequest) -> Response:
-    models = _models(http)
+    models = await _models(http)
     reports = await asyncio.gather(*(m.client.cache() for m in models))
     reported = [
         ModelCache(m.name, r.enabled, r.memory, r.disk, _NO_HITS | r.hits)
@@ -101,7 +102,7 @@ async def cache(http: HttpRequest) -> Response:
     statuses=(404, 503),
 )
 async def drop_cache(http: HttpRequest) -> Response:
-    return as_json(DropAnswer([await drop(m) for m in _models(http)]))
+    return as_json(DropAnswer([await drop(m) for m in await _models(http)]))
 
 
 async def drop(model: ServedModel) -> DroppedCache:
@@ -146,7 +147,7 @@ async def _warmed(
     return done
 
 
-def _models(http: HttpRequest) -> list[ServedModel]:
-    registry = context_of(http).registry
+async def _models(http: HttpRequest) -> list[ServedModel]:
+    """The one that is named, else all that are loaded."""
     name = http.query_params.get("model")
-    return [registry.get(name)] if name else registry.all()
+    return [await leased(http, name, loads=False)] if name else context_of(http).registry.loaded()

@@ -14,12 +14,13 @@ from starlette.responses import Response
 from millrace.api.admin.answers import Cancellation, Health, Root, Status
 from millrace.api.answer import as_json
 from millrace.api.context import context_of
+from millrace.api.moments import moment
 from millrace.api.openapi.describe import describe
 from millrace.errors import NotFound
 from millrace.serving.client import EngineClient
 from millrace.serving.in_flight import InFlight
+from millrace.serving.instance import Instance
 from millrace.serving.keeper import State
-from millrace.serving.model import ServedModel
 from millrace.version import __version__
 
 router = APIRouter()
@@ -36,11 +37,14 @@ async def root() -> Response:
 @router.get("/health")
 @describe("server", "Whether the models are ready", answer=Health, alike=(503,))
 async def health(http: HttpRequest) -> Response:
-    models = context_of(http).registry.all()
-    states = {m.name: m.client.state.value for m in models}
-    worst = next((s for s in _WORST_FIRST if s in states.values()), State.READY)
+    registry = context_of(http).registry
+    instances = [i for i in registry.instances() if i.phase in ("wished", "loading", "loaded")]
+    states = {i.spec.name: i.client.state.value for i in instances}
+    # A model that is loaded on demand is no trouble of the server's.
+    counted = [i for i in instances if i.phase == "loaded" or i.at_start]
+    worst = next((s for s in _WORST_FIRST if s in [i.client.state for i in counted]), State.READY)
     body: dict[str, Any] = {"status": str(worst), "models": states}
-    reasons = [why for m in models if (why := m.client.why) is not None]
+    reasons = [why for i in counted if (why := i.client.why) is not None]
     if reasons:
         body["error"] = reasons[0]
     response = as_json(body)
@@ -77,19 +81,26 @@ async def cancel(http: HttpRequest, id: str) -> Response:
 @router.get("/v1/status")
 @describe("server", "Models and running requests", answer=Status)
 async def status(http: HttpRequest) -> Response:
-    models = context_of(http).registry.all()
-    return as_json({"version": __version__, "models": [_model(m) for m in models]})
+    registry = context_of(http).registry
+    found = [i for i in registry.instances() if i.phase != "text"]
+    memory = {"limit": registry.limit, "reserved": registry.reserved}
+    return as_json({"version": __version__, "memory": memory, "models": [_model(i) for i in found]})
 
 
-def _model(model: ServedModel) -> dict[str, Any]:
-    client, ready = model.client, model.client.ready
+def _model(instance: Instance) -> dict[str, Any]:
+    client, ready = instance.client, instance.client.ready
     return {
-        "name": model.name,
+        "name": instance.spec.name,
         "state": client.state.value,
         "stage": client.stage,
+        "residency": instance.phase,
+        "pinned": instance.pinned,
+        "expires_at": moment(instance.expires),
+        "reserved_bytes": instance.reserved,
+        "leases": instance.leases,
         "engine_pid": client.pid,
         "restarts": client.restarts,
-        "context_window": model.window,
+        "context_window": instance.model.window if instance.model else None,
         "device": ready.device if ready else None,
         "dtype": ready.dtype if ready else None,
         "weight_bytes": ready.weight_bytes if ready else None,

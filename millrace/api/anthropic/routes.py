@@ -31,7 +31,9 @@ P = TypeVar("P", bound=Prompt)
 router = APIRouter()
 _BORDER = Border(MessagesRequest, REFUSED, ADVISORY)
 # Who counts may send all that he will send to be answered.
-_COUNTING = Border(Prompt, REFUSED, ADVISORY | frozenset(MessagesRequest.__struct_fields__))
+_COUNTING = Border(
+    Prompt, REFUSED, ADVISORY | frozenset(MessagesRequest.__struct_fields__), loads=False
+)
 _HERE = {"stop": "stop_sequences"}
 
 

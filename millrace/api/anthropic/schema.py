@@ -176,6 +176,8 @@ class Prompt(FormFields, kw_only=True):
 
 class MessagesRequest(Prompt, kw_only=True):
     max_tokens: Positive
+    ttl: float | str | None = None
+    """How long the model is to stay loaded after this, as LM Studio has it; below 0 for ever."""
     stream: bool | None = None
     stop_sequences: list[StopText] | None = None
     temperature: Unit | None = None

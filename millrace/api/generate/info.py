@@ -12,6 +12,7 @@ from starlette.responses import PlainTextResponse, Response
 from millrace.api.answer import as_json
 from millrace.api.body import convert, read_object
 from millrace.api.context import context_of
+from millrace.api.leases import leased
 from millrace.api.openapi.describe import READS, describe
 from millrace.errors import BadRequest, NotFound
 from millrace.models.window import read_config
@@ -30,7 +31,7 @@ class ModelSelection(msgspec.Struct):
 @router.get("/model_info")
 @describe("sglang", "What the model is", query=ModelSelection, statuses=(404,))
 async def model_info(http: HttpRequest) -> Response:
-    return as_json(_about(context_of(http).registry.get(http.query_params.get("model"))))
+    return as_json(_about(await leased(http, http.query_params.get("model"), loads=False)))
 
 
 @router.get("/get_server_info")
@@ -38,7 +39,7 @@ async def model_info(http: HttpRequest) -> Response:
 @describe("sglang", "What the server is and does", query=ModelSelection, statuses=(404,))
 async def server_info(http: HttpRequest) -> Response:
     context = context_of(http)
-    model = context.registry.get(http.query_params.get("model"))
+    model = await leased(http, http.query_params.get("model"), loads=False)
     client, engine = model.client, context.config.engine
     return as_json(
         _about(model)
@@ -102,6 +103,6 @@ async def abort_request(http: HttpRequest) -> Response:
 @router.post("/flush_cache")
 @describe("sglang", "Drop the prefix cache", media="text/plain")
 async def flush_cache(http: HttpRequest) -> Response:
-    reports = [await m.client.cache(clear=True) for m in context_of(http).registry.all()]
+    reports = [await m.client.cache(clear=True) for m in context_of(http).registry.loaded()]
     is_there = any(r.enabled for r in reports)
     return PlainTextResponse("Cache flushed." if is_there else "There is no cache to flush.")

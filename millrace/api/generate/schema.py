@@ -59,6 +59,8 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     """Where a batch takes a list, one value stands for all of its prompts."""
 
     model: str | None = None
+    ttl: float | str | None = None
+    """How long the model is to stay loaded after this, as LM Studio has it; below 0 for ever."""
     text: str | list[str] | None = None
     input_ids: list[TokenId | list[TokenId]] | None = None
     sampling_params: SamplingParams | list[SamplingParams] | None = None

@@ -55,8 +55,8 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
 }
-_TOKENIZING = Border(TokenizeRequest, _REFUSED, answers=False)
-_DETOKENIZING = Border(DetokenizeRequest, answers=False)
+_TOKENIZING = Border(TokenizeRequest, _REFUSED, answers=False, loads=False)
+_DETOKENIZING = Border(DetokenizeRequest, answers=False, loads=False)
 
 
 @router.post("/v1/tokenize")

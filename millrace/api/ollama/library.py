@@ -19,12 +19,13 @@ from starlette.responses import Response
 from millrace.api.answer import as_json
 from millrace.api.body import convert, read_object
 from millrace.api.context import context_of
-from millrace.api.ollama.names import bare, find, tagged
+from millrace.api.leases import leased
+from millrace.api.moments import moment
+from millrace.api.ollama.names import bare, tagged
 from millrace.api.openapi.describe import READS, describe
-from millrace.errors import BadRequest, ModelNotFound, Unsupported
+from millrace.errors import BadRequest, ModelError, ModelNotFound, Unsupported
 from millrace.models import store
 from millrace.models.window import read_config
-from millrace.serving.keeper import State
 from millrace.serving.model import ServedModel
 from millrace.text.dialect import Dialect
 from millrace.text.tokenizer import Tokenizer
@@ -60,25 +61,28 @@ async def version() -> Response:
 @router.head("/api/tags")
 @describe("ollama", "The models that are served")
 async def tags(http: HttpRequest) -> Response:
-    """Only what can be asked for: a model that lies on disk unserved would be an empty promise."""
-    models = context_of(http).registry.all()
-    return as_json({"models": [await asyncio.to_thread(_listed, m) for m in models]})
+    """Whatever can be asked for, loaded or not."""
+    specs = [s.spec for s in await context_of(http).registry.standings()]
+    found = await asyncio.to_thread(lambda: [_listed(s.name, s.folder) for s in specs])
+    return as_json({"models": [entry for entry in found if entry is not None]})
 
 
 @router.get("/api/ps")
 @router.head("/api/ps")
 @describe("ollama", "The models that are loaded")
 async def ps(http: HttpRequest) -> Response:
-    running = [m for m in context_of(http).registry.all() if m.client.state is State.READY]
     found = []
-    for model in running:
-        ready = model.client.ready
-        size = ready.weight_bytes if ready else 0
-        on_gpu = ready is not None and ready.device != "cpu"
-        entry = await asyncio.to_thread(_listed, model)
-        del entry["modified_at"]
-        entry |= {"size": size, "size_vram": size if on_gpu else 0}
-        found.append(entry | {"expires_at": _FOR_EVER, "context_length": model.window})
+    for instance in context_of(http).registry.instances():
+        ready, model = instance.client.ready, instance.model
+        if instance.phase != "loaded" or ready is None or model is None:
+            continue
+        entry = await asyncio.to_thread(_listed, model.name, model.tokenizer.folder)
+        if entry is not None:
+            del entry["modified_at"]
+            size, on_gpu = ready.weight_bytes, ready.device != "cpu"
+            entry |= {"size": size, "size_vram": size if on_gpu else 0}
+            expiry = {"expires_at": moment(instance.expires) or _FOR_EVER}
+            found.append(entry | expiry | {"context_length": model.window})
     return as_json({"models": found})
 
 
@@ -88,7 +92,7 @@ async def show(http: HttpRequest) -> Response:
     context = context_of(http)
     name = convert(await read_object(http, context.config.max_body), OllamaModelName).asked
     try:
-        model = find(context.registry, name)
+        model = await leased(http, name, loads=False)
     except ModelNotFound:
         folder = on_disk(bare(name))
         if folder is None:
@@ -103,11 +107,15 @@ async def delete(http: HttpRequest) -> Response:
     context = context_of(http)
     name = bare(convert(await read_object(http, context.config.max_body), OllamaModelName).asked)
     folder = on_disk(name)
-    served = {m.tokenizer.folder.resolve(): m.name for m in context.registry.all()}
-    if name in served.values() or (folder and folder.resolve() in served):
+    registry = context.registry
+    named = {s.folder.resolve(): s.name for s in registry.named}
+    if name in named.values() or (folder and folder.resolve() in named):
         raise BadRequest(f"The model '{name}' is being served; it can be removed after that.")
     if folder is None:
-        raise ModelNotFound(name, list(served.values()))
+        raise ModelNotFound(name, list(named.values()))
+    for instance in registry.instances():
+        if instance.spec.folder.resolve() == folder.resolve():
+            await registry.unload(instance.spec.name)
     await asyncio.to_thread(store.remove, name)
     return Response(status_code=200)
 
@@ -118,7 +126,7 @@ async def delete(http: HttpRequest) -> Response:
 async def embed(http: HttpRequest) -> Response:
     context = context_of(http)
     wire = convert(await read_object(http, context.config.max_body), OllamaModelName)
-    model = find(context.registry, wire.model)
+    model = await leased(http, wire.model, loads=False)
     raise Unsupported(f"The model '{model.name}' does not make embeddings.", param="model")
 
 
@@ -162,11 +170,15 @@ def _read(folder: Path, modified: float) -> _About:
     return _About(store.describe(folder), digest.hexdigest(), moment)
 
 
-def _listed(model: ServedModel) -> dict[str, Any]:
-    about = _about(model.tokenizer.folder)
+def _listed(name: str, folder: Path) -> dict[str, Any] | None:
+    """None for one that is not whole any more."""
+    try:
+        about = _about(folder)
+    except (OSError, ModelError):
+        return None
     return {
-        "name": tagged(model.name),
-        "model": tagged(model.name),
+        "name": tagged(name),
+        "model": tagged(name),
         "modified_at": about.modified,
         "size": about.description.bytes,
         "digest": about.digest,

@@ -19,7 +19,7 @@ from millrace.api.body import convert, read_object
 from millrace.api.context import context_of
 from millrace.api.ollama.library import OllamaModelName, on_disk
 from millrace.api.ollama.lines import BLANK, NDJSON, error_line, line
-from millrace.api.ollama.names import bare, find
+from millrace.api.ollama.names import bare
 from millrace.api.openapi.describe import READS, describe
 from millrace.errors import BadRequest, MillraceError, ModelNotFound, RequestFailed
 from millrace.models.resolve import DEFAULT, resolve
@@ -76,7 +76,7 @@ async def _all(lines: AsyncIterator[bytes]) -> None:
 
 async def _lines(name: str, registry: Registry, idle: float) -> AsyncIterator[bytes]:
     yield line({"status": "pulling manifest"})
-    if not _is_served(name, registry):
+    if not await _is_served(name, registry):
         queue: asyncio.Queue[dict[str, Any] | MillraceError | None] = asyncio.Queue()
         _fetch(name, asyncio.get_running_loop(), queue.put_nowait)
         while True:
@@ -94,9 +94,9 @@ async def _lines(name: str, registry: Registry, idle: float) -> AsyncIterator[by
     yield line({"status": "success"})
 
 
-def _is_served(name: str, registry: Registry) -> bool:
+async def _is_served(name: str, registry: Registry) -> bool:
     try:
-        find(registry, name)
+        await registry.spec(name, bare(name))
     except ModelNotFound:
         return False
     return True

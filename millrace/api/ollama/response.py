@@ -8,9 +8,8 @@ from typing import Any
 
 from millrace.api.ollama.lines import BLANK, line, now
 from millrace.api.ollama.parts import OllamaPart, OllamaReader, Shape
-from millrace.serving.model import Running
+from millrace.serving.model import Running, ServedModel
 from millrace.text.deltas import Delta, Idle, Usage
-from millrace.text.vocabulary import Vocabulary
 
 
 class Clock:
@@ -18,18 +17,20 @@ class Clock:
 
     def __init__(self) -> None:
         self._began = time.monotonic()
-        self._loaded = self._began
+        self._prepared = self._began
 
-    def loaded(self) -> None:
-        """The model is there and the prompt is ready for it."""
-        self._loaded = time.monotonic()
+    def prepared(self) -> None:
+        """The prompt is ready for the model."""
+        self._prepared = time.monotonic()
 
-    def durations(self, running: Running) -> dict[str, int]:
-        first = running.first_token or self._loaded
+    def durations(self, running: Running, up_since: float | None) -> dict[str, int]:
+        """`up_since` is when the model came up."""
+        loaded = max(self._prepared, up_since or 0.0)
+        first = running.first_token or loaded
         return {
             "total_duration": _nanoseconds(time.monotonic() - self._began),
-            "load_duration": _nanoseconds(self._loaded - self._began),
-            "prompt_eval_duration": _nanoseconds(first - self._loaded),
+            "load_duration": _nanoseconds(loaded - self._began),
+            "prompt_eval_duration": _nanoseconds(first - loaded),
             "eval_duration": _nanoseconds(running.last_token - first),
         }
 
@@ -48,14 +49,14 @@ class OllamaResponse:
         shape: Shape,
         running: Running,
         clock: Clock,
-        vocabulary: Vocabulary,
+        model: ServedModel,
         context: Callable[[OllamaReader], list[int] | None] = lambda _: None,
     ) -> None:
         self._name = name
         self._shape = shape
         self._running = running
         self._clock = clock
-        self._vocabulary = vocabulary
+        self._model = model
         self._context = context
         self._reader = OllamaReader()
         self._usage = Usage(0, 0)
@@ -95,7 +96,7 @@ class OllamaResponse:
         return found
 
     def _token(self, token: int, logprob: float) -> dict[str, Any]:
-        raw = self._vocabulary.bytes_of(token)
+        raw = self._model.tokenizer.vocabulary.bytes_of(token)
         return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
 
     def _end(self) -> dict[str, Any]:
@@ -103,7 +104,7 @@ class OllamaResponse:
         found: dict[str, Any] = {
             "done": True,
             "done_reason": "length" if finish and finish.reason == "length" else "stop",
-            **self._clock.durations(self._running),
+            **self._clock.durations(self._running, self._model.client.ready_since),
             "prompt_eval_count": self._usage.prompt,
             "eval_count": self._usage.completion,
         }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from typing import TypeVar
 
 from fastapi import APIRouter
@@ -11,12 +10,12 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from millrace.api.answer import EventStream, as_json, whole
-from millrace.api.context import request_id
+from millrace.api.context import context_of, request_id
+from millrace.api.leases import kept_for
 from millrace.api.ollama import library, pull
 from millrace.api.ollama.context import after, followed
 from millrace.api.ollama.lines import NDJSON, error_line, now
 from millrace.api.ollama.messages import turns_of
-from millrace.api.ollama.names import find
 from millrace.api.ollama.options import check_options, demanded, place
 from millrace.api.ollama.parts import OllamaPart, Shape, as_message, as_response
 from millrace.api.ollama.response import Clock, OllamaResponse
@@ -41,9 +40,19 @@ router.include_router(library.router)
 router.include_router(pull.router)
 
 T = TypeVar("T", bound=OllamaCommon)
-_CHAT = Border(OllamaChatRequest, REFUSED_BY_CHAT, find=find)
-_GENERATE = Border(OllamaGenerateRequest, REFUSED_BY_GENERATE, find=find)
-_NO_TIME = re.compile(r"[-+]?(0+(\.0*)?|\.0+)(ns|us|µs|ms|s|m|h)?")
+
+
+def _lets_go(wire: OllamaCommon) -> bool:
+    """Whether it is told to let go of the model; one that asks for nothing else loads nothing."""
+    return wire.keep_alive is not None and kept_for(wire) == 0
+
+
+_CHAT = Border(
+    OllamaChatRequest, REFUSED_BY_CHAT, loads=lambda w: bool(w.messages) or not _lets_go(w)
+)
+_GENERATE = Border(
+    OllamaGenerateRequest, REFUSED_BY_GENERATE, loads=lambda w: bool(w.prompt) or not _lets_go(w)
+)
 
 
 @router.post("/api/chat")
@@ -52,7 +61,7 @@ async def chat(http: HttpRequest) -> Response:
     clock = Clock()
     wire, model, ignored = await _read(http, _CHAT)
     if not wire.messages:
-        return await _opened(wire, model, as_message, ignored)
+        return await _opened(http, wire, model, as_message, ignored)
     chosen = offered(wire.tools or [], wire.tool_choice)
     ignored += chosen.ignored
     conversation = _thinking(
@@ -78,7 +87,7 @@ async def generate(http: HttpRequest) -> Response:
     clock = Clock()
     wire, model, ignored = await _read(http, _GENERATE)
     if not wire.prompt:
-        return await _opened(wire, model, as_response, ignored)
+        return await _opened(http, wire, model, as_response, ignored)
     id, prompt = request_id(http, "ollama-"), wire.prompt
     demand = demanded(wire.format)
     if wire.raw:
@@ -139,15 +148,14 @@ async def _answer(
 ) -> Response:
     ignored = ignored + place(request, wire, model)
     headers = {"x-request-id": request.id} | ignored_header(ignored)
-    await model.client.settled()
-    clock.loaded()
+    clock.prepared()
     running = run(http, model, request)
     response = OllamaResponse(
         wire.model or model.name,
         shape,
         running,
         clock,
-        model.tokenizer.vocabulary,
+        model,
         lambda r: after(request.prompt, r.tokens, r.finish, model) if remember else None,
     )
     if wire.stream is not False:
@@ -156,12 +164,13 @@ async def _answer(
 
 
 async def _opened(
-    wire: OllamaCommon, model: ServedModel, shape: Shape, ignored: list[str]
+    http: HttpRequest, wire: OllamaCommon, model: ServedModel, shape: Shape, ignored: list[str]
 ) -> Response:
     """Without anything to answer, the request is to load the model, or to let go of it."""
-    await model.client.settled()
-    if wire.keep_alive is not None and _NO_TIME.fullmatch(str(wire.keep_alive)):
-        # The model stays: saying "unload" would be untrue.
-        ignored = [*ignored, "keep_alive"]
+    if _lets_go(wire):
+        await context_of(http).registry.unload(model.name, wait=False)
+    else:
+        await whole(http, model.client.settled(), lambda: None)
     body = {"model": wire.model or model.name, "created_at": now(), **shape(OllamaPart())}
-    return as_json(body | {"done": True, "done_reason": "load"}, ignored_header(ignored))
+    reason = "unload" if _lets_go(wire) else "load"
+    return as_json(body | {"done": True, "done_reason": reason}, ignored_header(ignored))

@@ -150,6 +150,18 @@ class ModelCard(msgspec.Struct):
     context_window: int | None = None
     max_model_len: int | None = None
     alias_of: str | None = None
+    state: Literal["unloaded", "loading", "loaded", "failed"] | None = None
+    pinned: bool | None = None
+    stage: str | None = None
+    """What a model that is being loaded is at."""
+    memory_bytes: int | None = None
+    """What a loaded one has reserved: weights, state and work."""
+    expires_at: str | None = None
+    """When it is unloaded unless it is used before."""
+    error: str | None = None
+    """Why it could not be loaded a moment ago."""
+    profile: dict[str, Any] | None = None
+    """What is set for it where a request does not say otherwise."""
     type: Literal["model"] | None = None
     display_name: str | None = None
     created_at: str | None = None

@@ -5,6 +5,9 @@ OpenAI and Anthropic have this path in common; Anthropic's clients are known by 
 
 from __future__ import annotations
 
+import asyncio
+import functools
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -15,61 +18,99 @@ from starlette.responses import Response
 
 from millrace.api.answer import as_json
 from millrace.api.context import context_of
+from millrace.api.moments import moment
 from millrace.api.openai.answers import ModelCard, ModelList
 from millrace.api.openapi.describe import describe
-from millrace.serving.model import ServedModel
+from millrace.errors import ModelError
+from millrace.serving.registry import Registry, Standing
 
 router = APIRouter()
+_CREATED = int(time.time())
+"""When this server came to be, which is all that it knows of its models' beginnings."""
 
 
 @router.get("/v1/models")
-@describe("openai", "The models that are served, under all their names", answer=ModelList)
+@describe("openai", "The models that can be asked for, under all their names", answer=ModelList)
 async def models(http: HttpRequest) -> Response:
-    context = context_of(http)
     card = _describer(http)
-    listed = [card(m, None) for m in context.registry.all()]
-    listed += [card(context.registry.get(name), name) for name in context.config.aliases]
+    listed = []
+    for standing in await context_of(http).registry.standings():
+        if (window := await asyncio.to_thread(_window, standing)) is not None:
+            listed += [card(standing, window, a) for a in (None, *standing.spec.aliases)]
     if _is_anthropic(http):
-        ends = {"first_id": listed[0]["id"], "last_id": listed[-1]["id"], "has_more": False}
-        return as_json({"data": listed} | ends)
+        ids = [c["id"] for c in listed] or [None]
+        return as_json({"data": listed, "first_id": ids[0], "last_id": ids[-1], "has_more": False})
     return as_json({"object": "list", "data": listed})
 
 
 @router.get("/v1/models/{name:path}")
 @describe("openai", "One model", answer=ModelCard, statuses=(404,))
 async def model(http: HttpRequest, name: str) -> Response:
-    context = context_of(http)
-    alias = name if name in context.config.aliases else None
-    return as_json(_describer(http)(context.registry.get(name), alias))
+    return as_json(await card_of(http, name))
+
+
+async def card_of(http: HttpRequest, name: str) -> dict[str, Any]:
+    registry = context_of(http).registry
+    standing = registry.standing(await registry.spec(name))
+    window = await asyncio.to_thread(_window, standing)
+    alias = name if name in standing.spec.aliases else None
+    return _describer(http)(standing, window or 0, alias)
+
+
+def _window(standing: Standing) -> int | None:
+    """None where the files are not those of a model any more."""
+    try:
+        return standing.spec.window
+    except ModelError:
+        return None
 
 
 def _is_anthropic(http: HttpRequest) -> bool:
     return "anthropic-version" in http.headers
 
 
-def _describer(http: HttpRequest) -> Callable[[ServedModel, str | None], dict[str, Any]]:
-    return _anthropic if _is_anthropic(http) else _openai
+Describer = Callable[[Standing, int, str | None], dict[str, Any]]
 
 
-def _openai(model: ServedModel, alias: str | None) -> dict[str, Any]:
-    described = {
-        "id": alias or model.name,
+def _describer(http: HttpRequest) -> Describer:
+    registry = context_of(http).registry
+    return _anthropic if _is_anthropic(http) else functools.partial(_openai, registry)
+
+
+def _openai(
+    registry: Registry, standing: Standing, window: int, alias: str | None
+) -> dict[str, Any]:
+    spec = standing.spec
+    described: dict[str, Any] = {
+        "id": alias or spec.name,
         "object": "model",
-        "created": model.created,
+        "created": _CREATED,
         "owned_by": "millrace",
-        "context_window": model.window,
-        "max_model_len": model.window,
+        "context_window": window,
+        "max_model_len": window,
+        "state": standing.state,
+        "pinned": registry.pinned(spec),
     }
-    return described if alias is None else described | {"alias_of": model.name}
+    if standing.instance is not None:
+        described["memory_bytes"] = standing.instance.reserved
+        if standing.state == "loading":
+            described["stage"] = standing.instance.client.stage
+        if (expires := moment(standing.instance.expires)) is not None:
+            described["expires_at"] = expires
+    if standing.failure is not None:
+        described["error"] = standing.failure
+    if spec.profile:
+        described["profile"] = spec.profile
+    return described if alias is None else described | {"alias_of": spec.name}
 
 
-def _anthropic(model: ServedModel, alias: str | None) -> dict[str, Any]:
+def _anthropic(standing: Standing, window: int, alias: str | None) -> dict[str, Any]:
     return {
         "type": "model",
-        "id": alias or model.name,
-        "display_name": alias or model.name,
-        "created_at": datetime.fromtimestamp(model.created, UTC).isoformat(),
+        "id": alias or standing.spec.name,
+        "display_name": alias or standing.spec.name,
+        "created_at": datetime.fromtimestamp(_CREATED, UTC).isoformat(),
         "lifecycle": "active",
-        "max_input_tokens": model.window,
-        "max_tokens": model.window,
+        "max_input_tokens": window,
+        "max_tokens": window,
     }

@@ -39,6 +39,8 @@ class OpenAICommon(FormFields, kw_only=True):
     """What chat, completions and responses share."""
 
     model: str | None = None
+    ttl: float | str | None = None
+    """How long the model is to stay loaded after this, as LM Studio has it; below 0 for ever."""
     temperature: Temperature | None = None
     top_p: Share | None = None
     top_k: TopK | None = None

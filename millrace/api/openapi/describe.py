@@ -10,7 +10,7 @@ Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
 READS = (400, 413)
 """What may come of a body."""
-RUNS = (400, 404, 413, 429, 499, 500, 503, 504)
+RUNS = (400, 404, 413, 429, 499, 500, 503, 504, 507)
 """What may come of a request that a model answers."""
 SSE = "text/event-stream"
 

@@ -51,6 +51,8 @@ MEANINGS = {
     499: "The request was cancelled.",
     500: "The server could not carry out the request.",
     501: "This server does not do that.",
-    503: "No engine is there to answer.",
+    503: "No engine is there to answer, the model could not be loaded a moment ago, or too many wait "
+    "for it.",
     504: "The request was not finished within its own timeout.",
+    507: "There can never be memory for the model; the message has the figures.",
 }

@@ -27,6 +27,7 @@ from millrace.serving.model import Running
 
 router = APIRouter()
 _BORDER = Border(ResponsesRequest, REFUSED, LABELS)
+_COUNTING = Border(ResponsesRequest, REFUSED, LABELS, loads=False)
 
 
 @router.post("/v1/responses")
@@ -71,7 +72,7 @@ async def create(http: HttpRequest) -> Response:
 )
 async def input_tokens(http: HttpRequest) -> Response:
     """How long the prompt of a request would be, template and tools included."""
-    asked = await _BORDER.read(http)
+    asked = await _COUNTING.read(http)
     plan = await prepare(asked, context_of(http).store, fresh("resp_"), caller_of(http))
     count = {"object": "response.input_tokens", "input_tokens": len(plan.request.prompt)}
     return as_json(count, ignored_header(plan.ignored))

@@ -1,0 +1,125 @@
+"""From what the command line says of models to what the server can load."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from millrace.cli.settings import ModelTable
+from millrace.cli.values import bytes_of
+from millrace.durations import seconds_of
+from millrace.errors import SetupError
+from millrace.models.fetch import Progress
+from millrace.models.resolve import resolve
+from millrace.serving.catalogue import ModelSpec
+from millrace.serving.opening import check_defaults
+
+_NAMED = re.compile(r"([A-Za-z0-9][\w.:/-]{0,127})=(.+)", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Named:
+    """The models that the server was told of."""
+
+    specs: list[ModelSpec]
+    first: list[ModelSpec]
+    """Those of them that are loaded at the start."""
+
+
+def specs_of(
+    models: Sequence[str],
+    tables: Mapping[str, ModelTable],
+    base: ModelSpec,
+    progress: Progress,
+    *,
+    name: str | None,
+    aliases: Sequence[str],
+    pins: Sequence[str],
+) -> Named:
+    """The models of the command line and of the file; the default one where there are none."""
+    specs = {key: _from_table(key, table, base, progress) for key, table in tables.items()}
+    first = [key for key, table in tables.items() if table.preload]
+    given: list[tuple[str | None, str | None]] = [_split(m) for m in models]
+    if not given and not specs:
+        given = [(None, None)]
+    if (name or aliases) and len(given) != 1:
+        raise SetupError(
+            "--name and --alias are for a single model; write several as NAME=MODEL, or in a "
+            "configuration file."
+        )
+    for own, model in given:
+        if own is None and name is None and model in specs:
+            key = model
+            specs[key] = replace(specs[key], aliases=(*specs[key].aliases, *aliases))
+        else:
+            found = resolve(model, progress=progress)
+            key = name or own or found.name
+            if key in specs:
+                raise SetupError(f"Two models are called '{key}'; give one of them another name.")
+            engine = msgspec.structs.replace(base.engine, model=str(found.path), name=key)
+            specs[key] = replace(base, engine=engine, aliases=tuple(aliases))
+        first.append(key)
+    whole = {s.name: s for s in pinned(list(specs.values()), pins)}
+    return Named(list(whole.values()), [whole[key] for key in dict.fromkeys(first)])
+
+
+def _from_table(key: str, table: ModelTable, base: ModelSpec, progress: Progress) -> ModelSpec:
+    where = f"[models.{key}]"
+    found = resolve(str(Path(table.model).expanduser()), progress=progress)
+    changes: dict[str, Any] = {"model": str(found.path), "name": key}
+    for field in ("weights", "context", "tool_format", "reasoning_format"):
+        if (value := getattr(table, field)) is not None:
+            changes[field] = value
+    for field in ("kv_memory", "cache_memory"):
+        if (size := getattr(table, field)) is not None:
+            changes[field] = bytes_of(f"{where} {field}", str(size))
+    check_defaults(table.defaults, where)
+    ttl = base.ttl if table.ttl is None else time_of(f"{where} ttl", str(table.ttl))
+    return replace(
+        base,
+        engine=msgspec.structs.replace(base.engine, **changes),
+        aliases=tuple(table.aliases),
+        defaults=base.defaults | table.defaults,
+        template_arguments=table.template_arguments,
+        pin=table.pin,
+        ttl=ttl,
+    )
+
+
+def pinned(specs: Sequence[ModelSpec], pins: Sequence[str]) -> list[ModelSpec]:
+    names = {n for s in specs for n in (s.name, *s.aliases)}
+    for pin in pins:
+        if pin not in names:
+            raise SetupError(f"--pin {pin}: the models named here are {', '.join(sorted(names))}.")
+    return [replace(s, pin=s.pin or any(n in pins for n in (s.name, *s.aliases))) for s in specs]
+
+
+def _split(model: str) -> tuple[str | None, str | None]:
+    """NAME=MODEL, unless there is a file or a folder of just that name."""
+    match = None if os.path.exists(Path(model).expanduser()) else _NAMED.fullmatch(model)
+    return (match[1], match[2]) if match else (None, model)
+
+
+def check_folders(folders: Sequence[str]) -> list[Path]:
+    found = [Path(folder).expanduser() for folder in folders]
+    for folder in found:
+        if not folder.is_dir():
+            raise SetupError(f"--model-dir {folder} is not a folder.")
+    return found
+
+
+def time_of(option: str, text: str | None) -> float | None:
+    """Seconds; None where nobody says, and for ever."""
+    if text is None:
+        return None
+    try:
+        seconds = seconds_of(text)
+    except ValueError as error:
+        raise SetupError(f"{option} {error}.") from None
+    return None if seconds < 0 else seconds

@@ -1,0 +1,120 @@
+"""Running a server from the command line: its engines first, since they take longest, then the front."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from millrace.config import ServeConfig
+    from millrace.serving.catalogue import Catalogue, ModelSpec
+    from millrace.serving.registry import Registry
+
+
+async def run(config: ServeConfig, catalogue: Catalogue, first: list[ModelSpec]) -> None:
+    from millrace.api.responses.store import open_store
+    from millrace.models.footprint import device_budget
+    from millrace.serving.listening import bind
+    from millrace.serving.metrics import Metrics
+    from millrace.serving.opening import Opening, Workplace, check_defaults
+    from millrace.serving.registry import Registry
+    from millrace.serving.warming import read_file
+    from millrace.text.volatile import Volatile
+
+    # What is wrong with these is said before anything costly starts.
+    check_defaults(config.defaults)
+    Volatile(config.engine.strip_volatile)
+    lines = read_file(config.warm) if config.warm else []
+    listener = bind(config.host, config.port)
+    workplace = Workplace()
+    store = open_store(config.store, config.store_days)
+    try:
+        metrics = Metrics()
+        registry = Registry(
+            catalogue,
+            Opening(workplace, metrics, idle=config.keep_alive, max_queue=config.max_queue),
+            metrics,
+            limit=config.memory or device_budget(),
+            max_waiting=config.max_waiting,
+        )
+        registry.preload(first)
+        for instance in registry.instances():
+            # The engines are starting in their own processes meanwhile.
+            await asyncio.wait({instance.opened})
+        from millrace.api.context import Context
+        from millrace.api.server import serve
+
+        context = Context(registry, config, metrics, store, warm=lines)
+        address = listener.getsockname()
+        warning = _exposed(address[0], config)
+        names = [s.name for s in first]
+        telling = asyncio.create_task(_tell_progress(registry))
+
+        def ready() -> None:
+            telling.cancel()
+            _welcome(names, address, config, warning)
+
+        await serve(context, listener, ready)
+    finally:
+        store.close()
+        listener.close()
+        workplace.remove()
+
+
+async def _tell_progress(registry: Registry) -> None:
+    """How far the first loads are, where somebody looks on."""
+    if not sys.stderr.isatty():
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("starting") as line:
+        while True:
+            loading = [i for i in registry.instances() if i.phase in ("wished", "loading")]
+            line.update(
+                "; ".join(f"{i.spec.name}: {i.client.stage}" for i in loading) or "starting"
+            )
+            await asyncio.sleep(0.2)
+
+
+def _exposed(address: str, config: ServeConfig) -> str | None:
+    """What to say of a server that anybody who reaches it may use."""
+    import logging
+
+    from millrace.api.keys import is_exposed
+
+    if not is_exposed(address, config.api_keys):
+        return None
+    text = (
+        f"listening on {address} without an API key: everybody who can reach this machine can "
+        "use the model. Set a key with --api-key-file or MILLRACE_API_KEY."
+    )
+    logging.getLogger("millrace.api").warning(text)
+    return text
+
+
+def _welcome(
+    names: list[str], address: tuple[str, int], config: ServeConfig, warning: str | None
+) -> None:
+    from rich.console import Console
+
+    host, port = address[:2]
+    base = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    out = Console(highlight=False)
+    served = " and ".join(names) or "models on demand"
+    out.print(f"\n[bold green]millrace[/] serves [bold]{served}[/] at [bold]{base}[/]\n")
+    if warning:
+        out.print(f"[bold red]Warning:[/] {warning}\n", soft_wrap=True)
+    asked = "" if len(names) == 1 else f'"model": "{names[0] if names else "NAME"}", '
+    key = " -H 'authorization: Bearer KEY'" if config.api_keys else ""
+    out.print("Try next:")
+    out.print(
+        f"  curl {base}/v1/chat/completions -H 'content-type: application/json'{key} \\\n"
+        f'    -d \'{{{asked}"messages": [{{"role": "user", '
+        f'"content": "What is the capital of France?"}}], "temperature": 0}}\'',
+        markup=False,
+        soft_wrap=True,
+    )
+    option = " --api-key KEY" if config.api_keys else ""
+    out.print(f"  millrace chat --url {base}{option}", markup=False)
+    out.print(f"  {base}/docs\n", markup=False)

@@ -1,0 +1,111 @@
+"""What a model will take of the device's memory, told from its files before it is loaded.
+
+Weights as placement will hold them, the least state that is of use, and what its process takes beside
+them. No tensor is read and MLX is not imported: this is for the front, which divides the memory.
+"""
+
+from __future__ import annotations
+
+import math
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from millrace.config import Weights
+from millrace.models import blas, store
+from millrace.models.device import host_memory
+from millrace.models.files import read_json
+
+MIB = 1 << 20
+_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1}
+_PACKED = ("U32", "I32")
+_OWN_KERNELS = frozenset({"llama", "qwen2", "qwen3", "gemma3_text"})
+"""Kinds of models that kernels of our own run on a CPU with the weights as they are."""
+_CPU_PROCESS, _GPU_PROCESS = 320 * MIB, 1024 * MIB
+"""What an engine takes beside weights and state: the program, buffers of a step, compiled kernels."""
+_MOST_LEAST_KV, _FEWEST_LEAST_KV = 256 * MIB, 4 * MIB
+_FREED_SHARE = 10
+"""Freed buffers may take this part of weights and state on a CPU."""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    weights: int
+    process: int
+    least_kv: int
+
+    @property
+    def fixed(self) -> int:
+        return self.weights + self.weights // _FREED_SHARE + self.process
+
+
+def footprint(folder: Path, weights: Weights = "auto") -> Footprint:
+    """Raises ModelError where the files are not those of a model."""
+    backend = blas.mlx_backend()
+    config = read_json(folder / "config.json")
+    text = config | nested if isinstance(nested := config.get("text_config"), dict) else config
+    on_cpu = backend not in ("metal", "cuda")
+    return Footprint(
+        weights=_weights(folder, text, weights, on_cpu),
+        process=_CPU_PROCESS if on_cpu else _GPU_PROCESS,
+        least_kv=_least_kv(text),
+    )
+
+
+def _weights(folder: Path, text: dict[str, Any], wanted: Weights, on_cpu: bool) -> int:
+    heads = list(store.tensor_heads(folder))
+    if wanted == "auto":
+        wanted = "f32" if on_cpu and text.get("model_type") not in _OWN_KERNELS else "keep"
+    if wanted == "keep":
+        compact = sum(f.stat().st_size for f in folder.glob("packed*.safetensors"))
+        return compact + sum(_stored(dtype, shape) for _, dtype, shape in heads)
+    return store.parameters(heads, text) * (4 if wanted == "f32" else 2)
+
+
+def _stored(dtype: str, shape: list[int]) -> int:
+    return math.prod(shape) * (4 if dtype in _PACKED else _SIZES.get(dtype, 8))
+
+
+def _least_kv(text: dict[str, Any]) -> int:
+    """A whole window of one request, or what many conversations fit into."""
+    try:
+        heads = int(text["num_attention_heads"])
+        shared = int(text.get("num_key_value_heads") or heads)
+        size = int(text.get("head_dim") or int(text["hidden_size"]) // heads)
+        window = int(text["max_position_embeddings"])
+        bytes = 2 * int(text["num_hidden_layers"]) * shared * size * 4 * window
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return _MOST_LEAST_KV
+    return min(_MOST_LEAST_KV, max(_FEWEST_LEAST_KV, bytes))
+
+
+def device_budget() -> int | None:
+    """Bytes that models and their state may take of the device; None where only MLX could tell."""
+    backend = blas.mlx_backend()
+    if backend == "cuda":
+        memory = _cuda_memory()
+        return None if memory is None else memory * 9 // 10
+    memory = host_memory()
+    if not memory:
+        return None
+    return memory * 3 // 4 if backend == "metal" else memory * 4 // 5
+
+
+def _cuda_memory() -> int | None:
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        return int(told.stdout.split()[0]) * MIB
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return None
+
+
+def in_words(bytes: int) -> str:
+    """Bytes as people read them."""
+    size = float(bytes)
+    for unit in ("B", "kB", "MB"):
+        if abs(size) < 1000:
+            return f"{size:.0f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"

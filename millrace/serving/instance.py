@@ -1,0 +1,138 @@
+"""One life of a model in this server: its text side here, its engine in a process once there is room.
+
+Requests may be given to it before its engine is up; they wait in the engine's client. When it is to
+leave it takes no more of them, and a later request begins another life.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from millrace.config import EngineConfig
+from millrace.errors import MillraceError
+from millrace.serving.catalogue import ModelSpec
+from millrace.serving.client import EngineClient
+from millrace.serving.model import ServedModel
+from millrace.serving.residency import Need, Place, Reason, Wish
+
+Phase = Literal["text", "wished", "loading", "loaded", "leaving"]
+_keys = itertools.count(1)
+
+
+class Instance:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        client: Callable[[ModelSpec, Callable[[], EngineConfig]], EngineClient],
+        *,
+        pinned: bool,
+    ) -> None:
+        self.key = next(_keys)
+        self.spec = spec
+        self.engine = spec.engine
+        """What its engine is told, once it is known what it may take."""
+        self.client = client(spec, lambda: self.engine)
+        self.pinned = pinned
+        self.ttl = spec.ttl
+        self.phase: Phase = "text"
+        """With the text side alone, which is enough to count tokens; asked for; and so on."""
+        self.opened: asyncio.Future[ServedModel] = asyncio.get_running_loop().create_future()
+        self.launched = asyncio.Event()
+        """Its engine's process is on its way."""
+        self.ended = asyncio.Event()
+        self.settled = asyncio.Event()
+        """It is loaded, or will not be."""
+        self.failure: MillraceError | None = None
+        self.need: Need | None = None
+        self.reserved = 0
+        self.leases = 0
+        self.used = self.since = time.monotonic()
+        self.draining: Reason | None = None
+        self.at_start = False
+        """Whether the server is not up before it is."""
+
+    @property
+    def model(self) -> ServedModel | None:
+        """As soon as its text side is read."""
+        done = self.opened.done() and not self.opened.cancelled() and not self.opened.exception()
+        return self.opened.result() if done else None
+
+    @property
+    def busy(self) -> bool:
+        return self.leases > 0 or bool(self.client.in_flight)
+
+    @property
+    def waiting(self) -> int:
+        """Those who want an answer of it, while none can be had."""
+        return self.leases if self.phase != "loaded" else 0
+
+    @property
+    def expires(self) -> float | None:
+        """When it leaves unless it is used before; while it is in use, as if that had just ended."""
+        if self.ttl is None or self.pinned or self.phase != "loaded":
+            return None
+        return (time.monotonic() if self.busy else self.used) + self.ttl
+
+    @property
+    def place(self) -> Place | None:
+        """The memory it holds, if it holds any."""
+        if self.phase == "text" or self.phase == "wished" or not self.reserved:
+            return None
+        return Place(
+            self.key,
+            self.spec.name,
+            self.reserved,
+            self.phase,
+            self.used,
+            busy=self.busy,
+            pinned=self.pinned and self.draining is None,
+            ttl=self.ttl,
+            draining=self.draining is not None,
+        )
+
+    @property
+    def wish(self) -> Wish | None:
+        if self.phase != "wished" or self.need is None:
+            return None
+        return Wish(self.key, self.spec.name, self.need, self.since)
+
+
+class Lease:
+    """A claim on a model: as long as it is held, the model stays. Must be released."""
+
+    def __init__(self, instance: Instance, tell: Callable[[], None], *, uses: bool) -> None:
+        """`tell` is called when it was released. To look is not to use."""
+        self._instance = instance
+        self._uses = uses
+        self._tell = tell
+        self._held = True
+        instance.leases += 1
+
+    @property
+    def model(self) -> ServedModel:
+        return self._instance.opened.result()
+
+    async def opened(self) -> None:
+        """Wait until the model's text side can be used; raises why it cannot."""
+        if not self._instance.opened.done():
+            # Whoever waits may leave; the reading goes on.
+            await asyncio.shield(self._instance.opened)
+        self._instance.opened.result()
+
+    async def settled(self) -> None:
+        """Wait until the model is loaded; raises why it will not be."""
+        await self._instance.settled.wait()
+        if self._instance.failure is not None:
+            raise self._instance.failure
+
+    def release(self) -> None:
+        if self._held:
+            self._held = False
+            self._instance.leases -= 1
+            if self._uses:
+                self._instance.used = time.monotonic()
+            self._tell()

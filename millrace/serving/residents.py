@@ -1,0 +1,349 @@
+"""The models that are held, or asked for: their engines started and ended as `residency` decides.
+
+It knows lives of models and memory; names, profiles and who asks are the registry's. A load belongs to
+nobody: it goes on when whoever asked for it leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from millrace.config import EngineConfig
+from millrace.errors import EngineUnavailable, MillraceError, ModelError, OutOfMemory
+from millrace.models.footprint import in_words
+from millrace.serving.catalogue import ModelSpec
+from millrace.serving.client import EngineClient
+from millrace.serving.instance import Instance
+from millrace.serving.metrics import Metrics
+from millrace.serving.model import ServedModel
+from millrace.serving.residency import (
+    Absent,
+    Decision,
+    End,
+    Need,
+    Reason,
+    Start,
+    decide,
+    never_fits,
+    pause_left,
+)
+
+log = logging.getLogger("millrace.serving")
+
+_UNKNOWN = 1 << 62
+"""A limit that only the engine's device can tell."""
+_TEXT_PATIENCE = 300.0
+"""Seconds without use after which the text side of a model that is not loaded is let go of."""
+_WHY: dict[Reason, str] = {
+    "room": "to make room",
+    "expired": "unused for its time to live",
+    "asked": "asked to",
+}
+
+
+class Opener(Protocol):
+    """Makes the parts of a model."""
+
+    def need(self, spec: ModelSpec) -> Need:
+        """From its files: not for the event loop."""
+
+    def told(self, spec: ModelSpec, state: int | None) -> EngineConfig:
+        """What its engine is told when it gets so many bytes for state."""
+
+    def client(self, spec: ModelSpec, config: Callable[[], EngineConfig]) -> EngineClient: ...
+
+    async def text(self, spec: ModelSpec, client: EngineClient) -> ServedModel: ...
+
+
+class Residents:
+    def __init__(
+        self,
+        opener: Opener,
+        metrics: Metrics,
+        limit: int | None,
+        absent: Callable[[str], Absent],
+    ) -> None:
+        """`absent` tells whom a model that is loaded should leave room for."""
+        self._opener = opener
+        self._metrics = metrics
+        self._limit = _UNKNOWN if limit is None else limit
+        self._absent = absent
+        self._current: dict[str, Instance] = {}
+        """By name, the life that requests are given to."""
+        self._all: dict[int, Instance] = {}
+        self._failed: dict[str, tuple[MillraceError, float]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._deciding = self._again = False
+        self._stopped = False
+        metrics.memory_limit(0 if limit is None else limit)
+
+    @property
+    def limit(self) -> int | None:
+        """Bytes that all models may take together."""
+        return None if self._limit == _UNKNOWN else self._limit
+
+    @property
+    def reserved(self) -> int:
+        return sum(i.reserved for i in self._all.values())
+
+    @property
+    def all(self) -> list[Instance]:
+        return list(self._all.values())
+
+    def current(self, name: str) -> Instance | None:
+        return self._current.get(name)
+
+    def failure(self, name: str) -> tuple[MillraceError, float] | None:
+        """Why it could not be loaded, and for how many seconds that is not tried again."""
+        if name not in self._failed:
+            return None
+        error, when = self._failed[name]
+        left = pause_left(when, time.monotonic())
+        if not left:
+            del self._failed[name]
+        return (error, left) if left else None
+
+    def remember(self, name: str, error: MillraceError) -> None:
+        self._failed[name] = error, time.monotonic()
+
+    def forget(self, name: str) -> None:
+        """Somebody wants it to be tried again."""
+        self._failed.pop(name, None)
+
+    def check(self, name: str, need: Need) -> None:
+        """Raise if there can never be room for it."""
+        places = [p for i in self._all.values() if (p := i.place) is not None]
+        if never_fits(need, self._limit, places):
+            raise self._too_large(name, need)
+
+    def has_room(self, need: Need) -> bool:
+        """Whether there is room without anybody's leaving."""
+        return self.reserved + need.smallest <= self._limit
+
+    def want(self, instance: Instance, need: Need) -> None:
+        """Have it loaded when there is room."""
+        instance.need, instance.phase, instance.since = need, "wished", time.monotonic()
+        instance.client.waits("waiting for memory")
+        self.wake()
+
+    async def stop(self) -> None:
+        """End all engines."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        instances = list(self._all.values())
+        for instance in instances:
+            self._leave(instance)
+        await asyncio.gather(*(i.ended.wait() for i in instances))
+        for task in self._tasks:
+            task.cancel()
+
+    def begin(self, spec: ModelSpec, *, pinned: bool) -> Instance:
+        """A new life, with its text side alone."""
+        instance = Instance(spec, self._opener.client, pinned=pinned)
+        instance.client.when_idle = lambda: self._idle(instance)
+        self._all[instance.key] = self._current[spec.name] = instance
+        self._spawn(self._open_text(instance))
+        return instance
+
+    def _idle(self, instance: Instance) -> None:
+        instance.used = time.monotonic()
+        self.wake()
+
+    def _too_large(self, name: str, need: Need) -> OutOfMemory:
+        held = ", ".join(
+            f"{i.spec.name} {in_words(i.reserved)}{' (pinned)' if i.pinned else ''}"
+            for i in self._all.values()
+            if i.reserved
+        )
+        return OutOfMemory(
+            f"The model '{name}' needs at least {in_words(need.smallest)} "
+            f"({in_words(need.fixed)} for weights and work, the rest for state), and all models "
+            f"together may take {in_words(self._limit)}. Held now: {held or 'nothing'}. "
+            "Take a smaller model, unpin others, or give the server more with --memory.",
+        )
+
+    def wake(self) -> None:
+        """Decide anew, and act."""
+        if self._deciding or self._stopped:
+            self._again = True
+            return
+        self._deciding = self._again = True
+        try:
+            while self._again:
+                self._again = False
+                self._act()
+        finally:
+            self._deciding = False
+
+    def _act(self) -> None:
+        now = time.monotonic()
+        instances = list(self._all.values())
+        decision = decide(
+            self._limit,
+            [p for i in instances if (p := i.place) is not None],
+            [w for i in instances if (w := i.wish) is not None],
+            now,
+            self._absent,
+        )
+        self._carry_out(decision)
+        self._drop_texts(now)
+        self._metrics.memory_reserved(self.reserved)
+        if self._timer is not None:
+            self._timer.cancel()
+        due = [] if decision.look_again is None else [decision.look_again]
+        due += [
+            i.used + _TEXT_PATIENCE for i in self._all.values() if i.phase == "text" and not i.busy
+        ]
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(max(0.01, min(due) - now), self.wake) if due else None
+
+    def _carry_out(self, decision: Decision) -> None:
+        for key in decision.refused:
+            instance = self._all[key]
+            assert instance.need is not None
+            self._lost(instance, self._too_large(instance.spec.name, instance.need))
+        for end in decision.ends:
+            self._end(self._all[end.key], end)
+        for key in decision.drains:
+            self.drain(self._all[key], "room")
+        for start in decision.starts:
+            self._start(self._all[start.key], start)
+
+    def _drop_texts(self, now: float) -> None:
+        for instance in list(self._all.values()):
+            stale = instance.phase == "text" and now >= instance.used + _TEXT_PATIENCE
+            forgone = instance.phase == "wished" and instance.draining is not None
+            if (stale or forgone) and not instance.busy:
+                self._leave(instance)
+
+    def _start(self, instance: Instance, start: Start) -> None:
+        unknown = self._limit == _UNKNOWN
+        config = self._opener.told(instance.spec, None if unknown else start.state)
+        assert instance.need is not None
+        state = (config.kv_memory or 0) + (config.cache_memory or 0 if config.cache else 0)
+        instance.engine = config
+        instance.reserved = instance.need.fixed + (instance.need.least if unknown else state)
+        instance.phase = "loading"
+        log.info(
+            "loading %s: %s reserved, %s of %s in use",
+            instance.spec.name,
+            in_words(instance.reserved),
+            in_words(self.reserved),
+            "?" if unknown else in_words(self._limit),
+        )
+        self._spawn(self._load(instance))
+
+    async def _load(self, instance: Instance) -> None:
+        try:
+            await instance.client.start()
+            instance.launched.set()
+            await instance.client.settled()
+        except MillraceError as error:
+            self._lost(instance, error)
+            return
+        except OSError as error:
+            self._lost(instance, ModelError(f"The engine's process cannot be started: {error}."))
+            return
+        ready = instance.client.ready
+        if ready is not None and instance.phase == "loading":
+            if self._limit == _UNKNOWN and ready.device_bytes:
+                self._limit = ready.device_bytes * 9 // 10
+                self._metrics.memory_limit(self._limit)
+            if instance.need is not None and ready.weight_bytes > instance.need.fixed:
+                # Its files did not tell all; what is held counts from here on.
+                instance.reserved += ready.weight_bytes - instance.need.fixed
+            self._metrics.loaded(instance.spec.name, "ok")
+            log.info("loaded %s in %.1f s", instance.spec.name, ready.load_seconds)
+            instance.phase = "loaded"
+            instance.used = time.monotonic()
+            instance.settled.set()
+            self.wake()
+
+    async def _open_text(self, instance: Instance) -> None:
+        if instance.phase == "loading":
+            await instance.launched.wait()  # the engine takes longest, and reads meanwhile
+        try:
+            model = await self._opener.text(instance.spec, instance.client)
+        except Exception as error:
+            failure = error
+            if not isinstance(error, MillraceError):
+                log.exception("the model %s cannot be read", instance.spec.name)
+                failure = ModelError(f"The model '{instance.spec.name}' cannot be read: {error}")
+            assert isinstance(failure, MillraceError)
+            self._lost(instance, failure)
+            return
+        if not instance.opened.done():
+            instance.opened.set_result(model)
+        else:
+            await model.stop()
+
+    def _lost(self, instance: Instance, error: MillraceError) -> None:
+        """It cannot be loaded: said to all who wait, and remembered."""
+        if instance.phase == "leaving" or self._stopped:
+            return
+        name = instance.spec.name
+        log.error("%s cannot be loaded: %s", name, error.message)
+        self._metrics.loaded(name, "failed")
+        self.remember(name, error)
+        instance.failure = error
+        instance.launched.set()
+        self._leave(instance)
+        instance.client.fail_all(error)
+        if not instance.opened.done():
+            instance.opened.set_exception(error)
+            instance.opened.exception()  # somebody may hear of it, or nobody
+
+    def drain(self, instance: Instance, reason: Reason) -> None:
+        """It takes no more requests, and leaves when it has answered those it has."""
+        if instance.draining is None:
+            instance.draining = reason
+            log.info("%s takes no more requests (%s)", instance.spec.name, _WHY[reason])
+        if self._current.get(instance.spec.name) is instance:
+            del self._current[instance.spec.name]
+
+    def _end(self, instance: Instance, end: End) -> None:
+        reason = instance.draining or end.reason
+        sake = f": room for {end.sake}" if end.sake else ""
+        log.info("unloading %s (%s%s)", instance.spec.name, _WHY[reason], sake)
+        self._metrics.unloaded(instance.spec.name, reason)
+        self._leave(instance)
+
+    def _leave(self, instance: Instance) -> None:
+        if instance.phase != "leaving":
+            instance.phase = "leaving"
+            if self._current.get(instance.spec.name) is instance:
+                del self._current[instance.spec.name]
+            self._spawn(self._bury(instance))
+
+    async def _bury(self, instance: Instance) -> None:
+        """End what runs for it; its memory counts as held until that is over."""
+        began, held = time.monotonic(), instance.reserved
+        try:
+            model = instance.model
+            await (model.stop() if model is not None else instance.client.stop())
+        except Exception:
+            log.exception("%s did not end in good order", instance.spec.name)
+        if not instance.opened.done():
+            instance.opened.set_exception(EngineUnavailable("The model was unloaded."))
+            instance.opened.exception()
+        instance.reserved = 0
+        del self._all[instance.key]
+        instance.settled.set()
+        instance.ended.set()
+        if held:
+            seconds = time.monotonic() - began
+            log.info(
+                "%s is gone after %.1f s: %s free", instance.spec.name, seconds, in_words(held)
+            )
+        self.wake()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
