@@ -10,8 +10,10 @@ EXTRAS   = $(if $(filter metal,$(BACKEND)),dev,dev$(comma)$(BACKEND))
 comma   := ,
 BIN      = $(VENV)/bin
 STAMP    = $(VENV)/.installed-$(BACKEND)
+# Client libraries ask for versions of each other's parts that millrace's own environment need not follow.
+CLIENTS ?= .venv-clients
 
-.PHONY: help setup serve test lint unit test-heavy test-agents test-fuzz bench-core clean
+.PHONY: help setup serve test lint unit test-heavy test-agents test-clients test-fuzz bench-core clean
 
 help:  ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -46,6 +48,15 @@ test-heavy: setup  ## Longer runs of the random ones: 200 schemas, 50 tool calls
 test-agents: setup  ## Real coding agents, from the npm registry, as clients
 	@MILLRACE_AGENTS=1 $(BIN)/python -m pytest tests/agents -rs --timeout 900 $(ARGS)
 
+$(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/constraints.txt
+	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	@echo "Installing client libraries into $(CLIENTS) ..."
+	@$(CLIENTS)/bin/python -m pip install -q --disable-pip-version-check -c tests/clients/constraints.txt -r tests/clients/requirements.txt
+	@touch $@
+
+test-clients: setup $(CLIENTS)/.installed  ## litellm, LangChain, pydantic-ai, instructor and openai-agents as clients
+	@MILLRACE_CLIENTS=1 MILLRACE_PYTHON=$(abspath $(BIN))/python $(CLIENTS)/bin/python -m pytest tests/clients --timeout 300 $(ARGS)
+
 test-fuzz: setup  ## 5,000 (MILLRACE_FUZZ) random and as many hostile requests to every endpoint
 	@MILLRACE_FUZZ=$${MILLRACE_FUZZ:-5000} $(BIN)/python -m pytest tests/api/test_openapi.py tests/api/test_fuzz.py -k "random or hostile" -s --timeout 6000 $(ARGS)
 
@@ -53,4 +64,4 @@ bench-core: setup  ## Our server against raw mlx-lm and mlx_lm.server, one table
 	@$(BIN)/python benchmarks/core.py $(ARGS)
 
 clean:  ## Remove what make made
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

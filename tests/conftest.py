@@ -29,6 +29,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 ROOT = Path(__file__).resolve().parents[1]
+PYTHON = os.environ.get("MILLRACE_PYTHON", sys.executable)
+"""What servers are started with, where the tests run without millrace's own environment."""
 LONGEST = ("test_faults", "test_replay", "test_lines_37_to_42", "test_fuzz", "test_neighbours")
 """Files that take minutes. A file is one worker's: begun last, they would run alone at the end."""
 
@@ -61,7 +63,7 @@ class Server:
         # A file, not a pipe: nobody reads along, and a full pipe would stop the server.
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "millrace", "serve", *args, "--port", str(self.port)],
+            [PYTHON, "-m", "millrace", "serve", *args, "--port", str(self.port)],
             env=os.environ | (env or {}),
             stdout=subprocess.DEVNULL,
             stderr=self._log,

@@ -30,7 +30,7 @@ class Rule:
     """How many tokens of the answer come before the fault."""
 
 
-def call(name: str, style: Style = "hermes", **arguments: Any) -> str:
+def call(name: str, /, style: Style = "hermes", **arguments: Any) -> str:
     """A tool call as a model of that style writes it, and as its template shows it again."""
     if style == "harmony":
         header = f"<|channel|>commentary to=functions.{name} <|constrain|>json"

@@ -12,23 +12,11 @@ PROMPTS = [
     "What is the capital of France?",
     "Count from one to ten.",
     "Name three colours.",
-    "Write a sentence about the sea.",
     "What is 2 + 2?",
-    "Who wrote Hamlet?",
     "Translate 'good morning' to Spanish.",
-    "Give me a word that rhymes with cat.",
-    "What do bees make?",
-    "Is the earth flat?",
-    "Describe snow in five words.",
-    "What comes after Monday?",
-    "List two planets.",
-    "What is water made of?",
     "Say hello in Japanese: こんにちは means what?",
     "Write one line of Python that prints hi.",
-    "What is the opposite of hot?",
-    "How many legs has a spider?",
     "Name an emoji for joy 😀.",
-    "Tell me about oak trees.",
 ]
 
 
@@ -78,7 +66,7 @@ def test_streamed_equals_whole_alone_and_eight_at_once(client: openai.OpenAI) ->
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(lambda p: _streamed(client, p), PROMPTS)) == whole
         assert list(pool.map(lambda p: _whole(client, p), PROMPTS)) == whole
-    assert [_streamed(client, p) for p in PROMPTS[:8]] == whole[:8]
+    assert [_streamed(client, p) for p in PROMPTS] == whole
 
 
 def test_a_seed_means_the_same_alone_and_in_company(client: openai.OpenAI) -> None:

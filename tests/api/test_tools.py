@@ -16,7 +16,7 @@ import openai
 import pytest
 from conftest import Server
 
-COUNT = 50 if os.environ.get("MILLRACE_HEAVY") else 6
+COUNT = 50 if os.environ.get("MILLRACE_HEAVY") else 3
 LARGER = os.environ.get("MILLRACE_LARGER_MODEL")
 """A further model to run these tests on, as `millrace serve` takes it."""
 

@@ -16,6 +16,7 @@ from llguidance import LLMatcher
 from millrace.engine.matching import GrammarFault, guarded
 from millrace.errors import BadRequest
 from millrace.text import embedded
+from millrace.text.grammar.exclusive import without_exclusive_one_of
 from millrace.text.grammar.lark import refuse_long, single
 
 BLANKS = r"[ \n]?"
@@ -38,7 +39,10 @@ def enforceable(schema: Any, param: str, blanks: str = BLANKS) -> Any:
     if not isinstance(schema, Mapping):
         raise BadRequest(f"'{param}' must be a JSON schema, an object.", param=param)
     refuse_long(len(json.dumps(schema)), param)
-    ready: dict[str, Any] = {**schema, "x-guidance": {"whitespace_pattern": blanks}}
+    ready: dict[str, Any] = {
+        **without_exclusive_one_of(schema),
+        "x-guidance": {"whitespace_pattern": blanks},
+    }
     for _ in range(16):
         problem = problem_of(single({"json_schema": ready}))
         if problem is None:
