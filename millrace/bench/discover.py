@@ -20,6 +20,7 @@ _PATIENCE = 10.0
 
 class _Model(msgspec.Struct):
     id: str
+    state: str | None = None
 
 
 class _Models(msgspec.Struct):
@@ -44,11 +45,14 @@ async def with_model(http: httpx.AsyncClient, target: Target) -> Target:
             f"{error_text(answer.content)} Name one with --model, or a key with --api-key."
         )
     try:
-        names = [model.id for model in msgspec.json.decode(answer.content, type=_Models).data]
+        models = msgspec.json.decode(answer.content, type=_Models).data
     except msgspec.MsgspecError:
-        names = []
-    if len(names) == 1:
-        return msgspec.structs.replace(target, model=names[0])
+        models = []
+    names = [model.id for model in models]
+    loaded = [model.id for model in models if model.state == "loaded"]
+    for only in (names, loaded):
+        if len(only) == 1:
+            return msgspec.structs.replace(target, model=only[0])
     found = f"lists {len(names)} models ({', '.join(names[:5])})" if names else "lists no model"
     raise SetupError(f"{where} {found}; choose with --model {target.name}=MODEL.")
 

@@ -9,7 +9,6 @@ the machine's pace as the others show it, and is forgotten when it has become ol
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 GUESSED_WORTH = 24
 """How many tokens cost what a chunk costs by itself, until chunks of two sizes have been seen."""
@@ -85,15 +84,13 @@ class ChunkCost:
         points = self._points()
         if len(points) < 2:
             return self.base + tokens * self.token
-        for (a, left), (b, right) in pairwise(points):
-            if tokens <= b:
-                break
-        slope = (right - left) / (b - a)
-        if tokens > b:  # beyond what has been seen
-            slope = max(slope, _LEAST_SHARE * right / b)
-        return (
-            max(0.0, left + (tokens - a) * slope) if tokens <= b else right + (tokens - b) * slope
-        )
+        # The two known sizes around it, or the last two.
+        after = next((i for i, (size, _) in enumerate(points) if tokens <= size and i), -1)
+        (size, seconds), (larger, longer) = points[after - 1], points[after]
+        slope = (longer - seconds) / (larger - size)
+        if tokens > larger:  # beyond what has been seen
+            return longer + (tokens - larger) * max(slope, _LEAST_SHARE * longer / larger)
+        return max(0.0, seconds + (tokens - size) * slope)
 
     def within(self, seconds: float, most: int) -> int:
         """The most tokens, up to so many, that should take no longer than this."""
