@@ -14,6 +14,8 @@ from millrace.errors import SetupError
 Weights = Literal["auto", "keep", "bf16", "f32"]
 LogFormat = Literal["text", "json"]
 Isolation = Literal["none", "key"]
+Task = Literal["auto", "generate", "embed", "rerank"]
+"""What a model is for; `auto` is what its folder says."""
 
 
 def home() -> Path:
@@ -70,6 +72,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     speculate: int | None = None
     """Tokens that a row may guess ahead from what its context repeats; None takes what suits the
     device, 0 guesses nothing."""
+    task: Task = "auto"
+    pooling: str | None = None
+    """How an encoder's states become one vector; None takes what its folder says."""
     trust_remote_code: bool = False
     tool_format: str | None = None
     """The family of tool calls; None detects it."""
