@@ -13,7 +13,7 @@ STAMP    = $(VENV)/.installed-$(BACKEND)
 # Client libraries ask for versions of each other's parts that millrace's own environment need not follow.
 CLIENTS ?= .venv-clients
 
-.PHONY: help setup serve test lint unit test-heavy test-agents test-clients test-fuzz bench-core clean
+.PHONY: help setup serve test lint unit test-heavy test-agents test-clients test-fuzz test-minilm bench-core clean
 
 help:  ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -59,6 +59,9 @@ test-clients: setup $(CLIENTS)/.installed  ## litellm, LangChain, pydantic-ai, i
 
 test-fuzz: setup  ## 5,000 (MILLRACE_FUZZ) random and as many hostile requests to every endpoint
 	@MILLRACE_FUZZ=$${MILLRACE_FUZZ:-5000} $(BIN)/python -m pytest tests/api/test_openapi.py tests/api/test_fuzz.py -k "random or hostile" -s --timeout 6000 $(ARGS)
+
+test-minilm: setup  ## The real MiniLM against plain numpy; MILLRACE_MINILM=FOLDER names it
+	@MILLRACE_MINILM=$(MILLRACE_MINILM) $(BIN)/python -m pytest tests/models/test_minilm.py $(ARGS)
 
 bench-core: setup  ## Our server against raw mlx-lm and mlx_lm.server, one table
 	@$(BIN)/python benchmarks/core.py $(ARGS)

@@ -48,6 +48,19 @@ class ContextLengthExceeded(BadRequest):
         self.window = window
 
 
+class InputTooLong(BadRequest):
+    """A text for an encoder that has more tokens than it takes."""
+
+    code = "context_length_exceeded"
+
+    def __init__(self, name: str, tokens: int, limit: int) -> None:
+        super().__init__(
+            f"{name} is {tokens} tokens long, and the model takes {limit}. Shorten it, or ask for "
+            f"what is too long to be cut (docs/embeddings.md says how).",
+            param=name.partition("[")[0],
+        )
+
+
 class Unauthorized(MillraceError):
     code = "invalid_api_key"
     status = 401

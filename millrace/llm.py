@@ -21,7 +21,9 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, TypeVar, overload
 
-from millrace.config import EngineConfig, Weights
+from millrace.config import EngineConfig, Task, Weights
+from millrace.protocol import Encoded
+from millrace.serving.encodings import EncodingRun, numbers
 from millrace.serving.fold import fold
 from millrace.serving.inprocess import ThreadConnection
 from millrace.serving.metrics import Metrics
@@ -31,6 +33,7 @@ from millrace.serving.request import Request
 from millrace.serving.wishes import Wishes, fill
 from millrace.text.conversation import Conversation, turn_of
 from millrace.text.deltas import Content, Delta
+from millrace.text.inputs import Cut
 from millrace.text.reading import CallsInText, SplitText, parse_tool_calls, split_reasoning
 
 T = TypeVar("T")
@@ -58,8 +61,11 @@ class LLM:
         context: int | None = None,
         max_running: int = 32,
         prefill_chunk: int | None = None,
+        task: Task = "auto",
+        pooling: str | None = None,
         trust_remote_code: bool = False,
     ) -> None:
+        """`task` embed or rerank makes a decoder an encoder; models that are one need no word."""
         from millrace.models.resolve import resolve
 
         found = resolve(model)
@@ -70,6 +76,8 @@ class LLM:
             context=context,
             max_running=max_running,
             prefill_chunk=prefill_chunk,
+            task=task,
+            pooling=pooling,
             trust_remote_code=trust_remote_code,
         )
         self._loop = asyncio.new_event_loop()
@@ -122,6 +130,23 @@ class LLM:
         """
         return self._call(self._generate(prompt, options))
 
+    @overload
+    def embed(self, texts: str, **options: Any) -> list[float]: ...
+    @overload
+    def embed(self, texts: Sequence[str], **options: Any) -> list[list[float]]: ...
+    def embed(self, texts: Any, **options: Any) -> list[float] | list[list[float]]:
+        """A text's vector, or one for each of several texts, run together.
+
+        Options: prompt_name, input_type (query or document), dimensions, normalize, and truncate
+        (True cuts what is too long, which is refused otherwise). Lists of token ids are texts, too.
+        """
+        found = self._call(self._embed(texts, **options))
+        return found[0] if isinstance(texts, str) else found
+
+    def rerank(self, query: str, documents: Sequence[str]) -> list[tuple[int, float]]:
+        """How well documents answer a query: their numbers and scores, best first."""
+        return self._call(self._rerank(query, documents))
+
     def split_reasoning(self, text: str) -> SplitText:
         """What this model thought in a text of its own, and what it said."""
         return split_reasoning(text, self._model.dialect.format)
@@ -172,6 +197,54 @@ class LLM:
         )
         await model.client.settled()
         return model
+
+    async def _embed(
+        self,
+        texts: str | Sequence[str] | Sequence[list[int]],
+        *,
+        prompt_name: str | None = None,
+        input_type: str | None = None,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        truncate: bool = False,
+    ) -> list[list[float]]:
+        encodings = self._model.encodings
+        encodings.need_vectors()
+        size = encodings.check_dimensions(dimensions)
+        prompt = encodings.prompt(prompt_name, input_type)
+        given: list[Any] = [texts] if isinstance(texts, str) else list(texts)
+        if not given:
+            return []
+        cut: Cut = "right" if truncate else "none"
+        strings = [t for t in given if isinstance(t, str)]
+        if strings:
+            if len(strings) < len(given):
+                raise TypeError("embed() takes texts or lists of token ids, not both at once")
+            inputs = await asyncio.to_thread(encodings.texts, strings, prompt=prompt, cut=cut)
+        else:
+            inputs = encodings.tokens([list(t) for t in given], cut=cut)
+        found = await self._encoded(
+            encodings.run(secrets.token_hex(8), inputs, normalize=normalize, dimensions=size)
+        )
+        return [numbers(e) for e in found]
+
+    async def _rerank(self, query: str, documents: Sequence[str]) -> list[tuple[int, float]]:
+        encodings = self._model.encodings
+        encodings.need_scores()
+        if not documents:
+            return []
+        queries = [query] * len(documents)
+        inputs = await asyncio.to_thread(encodings.pairs, queries, documents)
+        id, kind = secrets.token_hex(8), encodings.scoring
+        found = await self._encoded(encodings.run(id, inputs, kind, normalize=True))
+        scores = encodings.scores(found, queries)
+        return sorted(enumerate(scores), key=lambda pair: -pair[1])
+
+    async def _encoded(self, running: EncodingRun) -> list[Encoded]:
+        try:
+            return await running.found()
+        finally:
+            running.close()
 
     async def _generate(self, prompt: Any, options: dict[str, Any]) -> Output | list[Output]:
         if isinstance(prompt, str) or (prompt and isinstance(prompt[0], dict)):

@@ -115,7 +115,32 @@ class CacheQuery(msgspec.Struct, tag="cache_query"):
     clear: bool = False
 
 
-ToEngine = Submit | Abort | AbortChoice | Shutdown | CacheQuery
+EncodingKind = Literal["vectors", "states", "logits"]
+"""A vector per text; one per token; a number per label, or per token that is asked for."""
+
+
+class Encode(msgspec.Struct, tag="encode", omit_defaults=True):
+    """Turn texts into numbers, each by itself; for an engine that holds an encoder."""
+
+    id: int
+    inputs: list[bytes]
+    """Token ids of each text, as little-endian int32: a request may hold millions."""
+    places: list[int]
+    """The number of each text in its request, by which it is answered."""
+    kind: EncodingKind = "vectors"
+    segments: list[int] = []
+    """Where each text's second part begins, 0 for none; all 0 if left out."""
+    skips: list[int] = []
+    """Tokens at each text's start that are not pooled; all 0 if left out."""
+    wanted: list[int] = []
+    """The tokens whose logits are asked for, where a decoder judges."""
+    normalize: bool = True
+    dimensions: int | None = None
+    """Numbers of a vector that are kept."""
+    priority: int = 0
+
+
+ToEngine = Submit | Encode | Abort | AbortChoice | Shutdown | CacheQuery
 
 
 class Loading(msgspec.Struct, tag="loading"):
@@ -153,6 +178,8 @@ class Ready(msgspec.Struct, tag="ready"):
     memory: DeviceMemory | None = None
     checkpoints: bool = False
     """Some of the model's state is kept at boundaries only, so that it helps to be told of them."""
+    dimensions: int = 0
+    """Numbers of an encoder's vectors."""
 
 
 class TokenLogprob(msgspec.Struct, array_like=True):
@@ -179,6 +206,15 @@ class PromptLogprobs(msgspec.Struct, array_like=True):
 
     id: int
     items: list[TokenLogprob]
+
+
+class Encoded(msgspec.Struct, array_like=True):
+    """What came of one text: little-endian float32, `rows` vectors of it."""
+
+    id: int
+    place: int
+    data: bytes
+    rows: int = 1
 
 
 HitKind = Literal["exact", "prefix", "checkpoint", "disk", "none"]
@@ -229,6 +265,7 @@ class Step(msgspec.Struct, tag="step", omit_defaults=True):
     rows: list[RowTokens] = []
     prefilled: list[Prefilled] = []
     prompt_logprobs: list[PromptLogprobs] = []
+    encoded: list[Encoded] = []
     running: int = 0
     """Rows in the batch after this turn."""
     kv_bytes: int = 0

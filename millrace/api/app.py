@@ -13,6 +13,7 @@ from millrace.api.admin import models as control
 from millrace.api.admin import routes as admin
 from millrace.api.anthropic import routes as anthropic
 from millrace.api.context import Context
+from millrace.api.encode import embeddings, pooling, rerank
 from millrace.api.generate import routes as generate
 from millrace.api.leases import LeaseMiddleware
 from millrace.api.ollama import routes as ollama
@@ -36,6 +37,9 @@ def create_app(context: Context) -> FastAPI:
         stored,
         conversations,
         generate,
+        embeddings,
+        rerank,
+        pooling,
         ollama,
         admin,
         cache,

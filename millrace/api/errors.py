@@ -71,8 +71,19 @@ def ollama_error(error: MillraceError) -> dict[str, Any]:
     return {"error": error.message}
 
 
+_TEI_TYPES = {429: "Overloaded", 499: "Cancelled", 500: "Backend", 503: "Unhealthy", 504: "Backend"}
+
+
+def tei_error(error: MillraceError) -> dict[str, Any]:
+    return {"error": error.message, "error_type": _TEI_TYPES.get(error.status, "Validation")}
+
+
 Shape = Callable[[MillraceError], dict[str, Any]]
-_SHAPES: dict[str, Shape] = {"/v1/messages": anthropic_error, "/api/": ollama_error}
+_SHAPES: dict[str, Shape] = {
+    "/v1/messages": anthropic_error,
+    "/api/": ollama_error,
+    "/embed": tei_error,
+}
 
 
 def shape_of(path: str) -> Shape:

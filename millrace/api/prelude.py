@@ -34,12 +34,15 @@ class Border(Generic[T]):
         advisory: Collection[str] = (),
         *,
         answers: bool = True,
+        encodes: bool = False,
         loads: bool | Callable[[T], bool] = True,
     ) -> None:
         """An endpoint that does not answer takes what is for answers as a label.
 
-        One that needs no engine does not have the model loaded.
+        One that encodes answers with numbers, all others with text. One that needs no engine does not
+        have the model loaded.
         """
+        self._needs_text = answers and not encodes
         fields = frozenset(type.__struct_fields__)
         self._type = type
         self._loads = loads
@@ -55,6 +58,8 @@ class Border(Generic[T]):
         name: str | None = getattr(wire, "model", None)
         loads = self._loads if isinstance(self._loads, bool) else self._loads(wire)
         model = await leased(http, name, loads=loads, ttl=kept_for(wire))
+        if self._needs_text:
+            model.need_text()
         return Asked(wire, raw, model, unknown(raw, self._known))
 
 

@@ -80,6 +80,7 @@ def show(
 
     from millrace.cli.settings import profile_of
     from millrace.models import store
+    from millrace.models.encoders import encoder_of
     from millrace.models.resolve import resolve
 
     table = profile_of(name)
@@ -118,6 +119,10 @@ def show(
         "size": _size(about.bytes),
         "folder": about.path,
     }
+    if (encoder := encoder_of(found.path, name=found.name)) is not None:
+        for label in ("ends with", "chat template", "tool calls", "reasoning"):
+            del rows[label]
+        rows |= {"context": f"{encoder.length:,} tokens", "makes": encoder.described}
     if profile:
         rows["profile"] = ", ".join(f"{key} = {value}" for key, value in profile.items())
     for label, value in rows.items():

@@ -73,7 +73,7 @@ def _from_table(key: str, table: ModelTable, base: ModelSpec, progress: Progress
     where = f"[models.{key}]"
     found = resolve(str(Path(table.model).expanduser()), progress=progress)
     changes: dict[str, Any] = {"model": str(found.path), "name": key}
-    for field in ("weights", "context", "tool_format", "reasoning_format"):
+    for field in ("weights", "context", "task", "pooling", "tool_format", "reasoning_format"):
         if (value := getattr(table, field)) is not None:
             changes[field] = value
     for field in ("kv_memory", "cache_memory"):

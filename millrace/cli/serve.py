@@ -237,6 +237,16 @@ def serve(
         str | None,
         typer.Option(help="How the model marks its thinking; detected if not given (see docs)."),
     ] = None,
+    embed: Annotated[
+        bool, typer.Option("--embed", help="Serve embeddings, also of a model that makes text.")
+    ] = False,
+    rerank: Annotated[
+        bool, typer.Option("--rerank", help="Have the model judge relevance by yes and no.")
+    ] = False,
+    pooling: Annotated[
+        str | None,
+        typer.Option(help="How an encoder's states become one vector: cls, mean, lasttoken, ..."),
+    ] = None,
     trust_remote_code: Annotated[
         bool, typer.Option(help="Allow a model folder to bring Python code of its own.")
     ] = False,
@@ -251,7 +261,7 @@ def serve(
     from millrace.cli.models_served import check_folders, specs_of, time_of
     from millrace.cli.progress import reporter
     from millrace.cli.serving import run
-    from millrace.cli.values import bytes_of, disk_of, one_of
+    from millrace.cli.values import bytes_of, disk_of, one_of, task_of
     from millrace.serving.catalogue import Catalogue, ModelSpec
 
     log_level = one_of("--log-level", log_level, ("debug", "info", "warning", "error"))
@@ -278,6 +288,8 @@ def serve(
             strip_volatile=tuple(strip_volatile or ()),
             log_level=log_level,
             log_format=form,
+            task=task_of(embed=embed, rerank=rerank),
+            pooling=pooling,
             trust_remote_code=trust_remote_code,
             tool_format=tool_format,
             reasoning_format=reasoning_format,

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 async def run(config: ServeConfig, catalogue: Catalogue, first: list[ModelSpec]) -> None:
     from millrace.api.responses.store import open_store
+    from millrace.models.encoders import encoder_in
     from millrace.models.footprint import device_budget
     from millrace.serving.listening import bind
     from millrace.serving.metrics import Metrics
@@ -49,11 +50,12 @@ async def run(config: ServeConfig, catalogue: Catalogue, first: list[ModelSpec])
         address = listener.getsockname()
         warning = _exposed(address[0], config)
         names = [s.name for s in first]
+        encodes = bool(first) and encoder_in(first[0].engine) is not None
         telling = asyncio.create_task(_tell_progress(registry))
 
         def ready() -> None:
             telling.cancel()
-            _welcome(names, address, config, warning)
+            _welcome(names, address, config, warning, encodes)
 
         await serve(context, listener, ready)
     finally:
@@ -94,7 +96,11 @@ def _exposed(address: str, config: ServeConfig) -> str | None:
 
 
 def _welcome(
-    names: list[str], address: tuple[str, int], config: ServeConfig, warning: str | None
+    names: list[str],
+    address: tuple[str, int],
+    config: ServeConfig,
+    warning: str | None,
+    encodes: bool,
 ) -> None:
     from rich.console import Console
 
@@ -108,13 +114,22 @@ def _welcome(
     asked = "" if len(names) == 1 else f'"model": "{names[0] if names else "NAME"}", '
     key = " -H 'authorization: Bearer KEY'" if config.api_keys else ""
     out.print("Try next:")
+    path, body = (
+        "chat/completions",
+        (
+            '"messages": [{"role": "user", "content": "What is the capital of France?"}], '
+            '"temperature": 0'
+        ),
+    )
+    if encodes:
+        path, body = "embeddings", '"input": ["What is the capital of France?"]'
     out.print(
-        f"  curl {base}/v1/chat/completions -H 'content-type: application/json'{key} \\\n"
-        f'    -d \'{{{asked}"messages": [{{"role": "user", '
-        f'"content": "What is the capital of France?"}}], "temperature": 0}}\'',
+        f"  curl {base}/v1/{path} -H 'content-type: application/json'{key} \\\n"
+        f"    -d '{{{asked}{body}}}'",
         markup=False,
         soft_wrap=True,
     )
     option = " --api-key KEY" if config.api_keys else ""
-    out.print(f"  millrace chat --url {base}{option}", markup=False)
+    if not encodes:
+        out.print(f"  millrace chat --url {base}{option}", markup=False)
     out.print(f"  {base}/docs\n", markup=False)

@@ -15,7 +15,7 @@ from typing import Any, get_args
 import msgspec
 import typer
 
-from millrace.config import Weights, home
+from millrace.config import Task, Weights, home
 from millrace.errors import SetupError
 
 FILE = "millrace.toml"
@@ -43,6 +43,9 @@ class ModelTable(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     template_arguments: dict[str, Any] = {}
     tool_format: str | None = None
     reasoning_format: str | None = None
+    task: Task | None = None
+    """embed or rerank, for a decoder that is used as an encoder."""
+    pooling: str | None = None
     context: int | None = None
     weights: Weights | None = None
     kv_memory: str | int | None = None

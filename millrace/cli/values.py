@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from millrace.config import home
+from millrace.config import Task, home
 from millrace.errors import SetupError
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
@@ -46,3 +46,9 @@ def one_of(option: str, value: str, words: Sequence[str]) -> Any:
     if value not in words:
         raise SetupError(f"{option} must be one of {', '.join(words)}, not '{value}'.")
     return value
+
+
+def task_of(*, embed: bool, rerank: bool) -> Task:
+    if embed and rerank:
+        raise SetupError("--embed and --rerank cannot go together: a model does one of them.")
+    return "embed" if embed else "rerank" if rerank else "auto"

@@ -15,11 +15,13 @@ from millrace.config import EngineConfig, home
 from millrace.engine.transport import Transport
 from millrace.flight import FlightRecorder
 from millrace.models import blas, device
+from millrace.models.encoders import encoder_in
 from millrace.protocol import Loading, Ready
 
 if TYPE_CHECKING:
     from millrace.cache.disk import DiskTier
     from millrace.cache.state import Layout
+    from millrace.engine.encoding.loop import EncoderEngine
     from millrace.engine.loop import Engine
 
 log = logging.getLogger("millrace.engine")
@@ -43,12 +45,17 @@ CPU_AHEAD = 8
 
 def build(
     config: EngineConfig, transport: Transport, recorder: FlightRecorder | None = None
-) -> Engine:
+) -> Engine | EncoderEngine:
     """Load the model and say ready. Raises ModelError when it cannot be loaded."""
     # Before anything imports mlx.core: a BLAS loaded later is not used.
     device.before_import()
     blas.prepare()
     transport.send(Loading("loading the model"))
+    facts = encoder_in(config)
+    if facts is not None:
+        from millrace.engine.encoding.build import build_encoder
+
+        return build_encoder(config, facts, transport, recorder)
     if blas.mlx_backend() == "cpu" and not native.compiled():
         transport.send(Loading("loading the model and compiling kernels for this processor"))
 

@@ -40,23 +40,26 @@ class Footprint:
         return self.weights + self.weights // _FREED_SHARE + self.process
 
 
-def footprint(folder: Path, weights: Weights = "auto") -> Footprint:
+def footprint(folder: Path, weights: Weights = "auto", *, encodes: bool = False) -> Footprint:
     """Raises ModelError where the files are not those of a model."""
     backend = blas.mlx_backend()
     config = read_json(folder / "config.json")
     text = config | nested if isinstance(nested := config.get("text_config"), dict) else config
     on_cpu = backend not in ("metal", "cuda")
     return Footprint(
-        weights=_weights(folder, text, weights, on_cpu),
+        weights=_weights(folder, text, weights, on_cpu, encodes),
         process=_CPU_PROCESS if on_cpu else _GPU_PROCESS,
         least_kv=_least_kv(text),
     )
 
 
-def _weights(folder: Path, text: dict[str, Any], wanted: Weights, on_cpu: bool) -> int:
+def _weights(
+    folder: Path, text: dict[str, Any], wanted: Weights, on_cpu: bool, encodes: bool
+) -> int:
     heads = list(store.tensor_heads(folder))
     if wanted == "auto":
-        wanted = "f32" if on_cpu and text.get("model_type") not in _OWN_KERNELS else "keep"
+        own = text.get("model_type") in _OWN_KERNELS and not encodes
+        wanted = "f32" if on_cpu and not own else "keep"
     if wanted == "keep":
         compact = sum(f.stat().st_size for f in folder.glob("packed*.safetensors"))
         return compact + sum(_stored(dtype, shape) for _, dtype, shape in heads)

@@ -18,6 +18,7 @@ import msgspec
 from millrace.config import EngineConfig
 from millrace.errors import MillraceError, SetupError
 from millrace.models import store
+from millrace.models.encoders import encoder_in
 from millrace.models.window import read_config, window_of
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,127}(/[A-Za-z0-9][\w.-]{0,127})?", re.ASCII)
@@ -55,6 +56,8 @@ class ModelSpec:
     @property
     def window(self) -> int:
         """Read from its files; raises what is wrong with them."""
+        if (encoder := encoder_in(self.engine)) is not None:
+            return encoder.length
         return window_of(read_config(self.folder), self.engine.context)
 
     @property
@@ -63,7 +66,7 @@ class ModelSpec:
         chosen: dict[str, Any] = dict(self.defaults)
         if self.template_arguments:
             chosen["template_arguments"] = self.template_arguments
-        for name in ("context", "tool_format", "reasoning_format"):
+        for name in ("context", "pooling", "tool_format", "reasoning_format"):
             if (value := getattr(self.engine, name)) is not None:
                 chosen[name] = value
         if self.engine.weights != "auto":

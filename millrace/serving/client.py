@@ -30,6 +30,8 @@ from millrace.protocol import (
     CacheQuery,
     CacheReport,
     DeviceMemory,
+    Encode,
+    Encoded,
     Failed,
     FromEngine,
     Prefilled,
@@ -40,9 +42,11 @@ from millrace.protocol import (
     Submit,
     encoder,
 )
+from millrace.serving.active import Active, Outcome
 from millrace.serving.admission import Admission
 from millrace.serving.connection import Connection, EngineGone
-from millrace.serving.in_flight import InFlight, Outcome
+from millrace.serving.encoding import EncodingInFlight
+from millrace.serving.in_flight import InFlight
 from millrace.serving.keeper import Keeper, State
 from millrace.serving.metrics import ModelMetrics, Totals
 from millrace.serving.suspicion import Suspicion
@@ -74,7 +78,7 @@ class EngineClient:
         self._queries: dict[str, asyncio.Future[CacheReport]] = {}
         self._query_ids = map(str, itertools.count())
         self._numbers = itertools.count(1)
-        self.in_flight: dict[int, InFlight] = {}
+        self.in_flight: dict[int, Active] = {}
         self.when_idle: Callable[[], None] = lambda: None
         """Called when the last request has left."""
 
@@ -146,13 +150,28 @@ class EngineClient:
         """Raise why that many more answers cannot be taken: too much load, no engine to be had."""
         if self.state in (State.FAILED, State.STOPPED):
             raise self.failure or EngineUnavailable("The engine has stopped.")
-        present = sum(len(r.open) for r in self.in_flight.values())
+        present = sum(r.answers for r in self.in_flight.values())
         self._admission.check(present, answers)
 
     def submit(
         self, id: str, request: Submit, *, endpoint: str = "", timeout: float | None = None
     ) -> InFlight:
         """Take a request that was admitted, or raise that its id is in use."""
+        self._number(id, request)
+        active = InFlight(id, request, self._abandon, idle=self._idle, endpoint=endpoint)
+        self._enter(active, timeout)
+        return active
+
+    def encode(
+        self, id: str, request: Encode, *, endpoint: str = "", timeout: float | None = None
+    ) -> EncodingInFlight:
+        """The same for texts that are to become numbers."""
+        self._number(id, request)
+        active = EncodingInFlight(id, request, self._abandon, endpoint)
+        self._enter(active, timeout)
+        return active
+
+    def _number(self, id: str, request: Submit | Encode) -> None:
         if any(r.id == id for r in self.in_flight.values()):
             raise BadRequest(f"A request with the id '{id}' is running.", param="id")
         request.id = next(self._numbers)
@@ -160,7 +179,8 @@ class EngineClient:
             encoder.encode(request)
         except (msgspec.EncodeError, OverflowError, TypeError, ValueError) as error:
             raise BadRequest(f"The request cannot be passed on to the engine: {error}.") from error
-        active = InFlight(id, request, self._abandon, idle=self._idle, endpoint=endpoint)
+
+    def _enter(self, active: Active, timeout: float | None) -> None:
         self.in_flight[active.number] = active
         self._metrics.arrived(active)
         if timeout is not None:
@@ -169,7 +189,6 @@ class EngineClient:
             )
         self._hand_over()
         self._count_queue()
-        return active
 
     def finish_choice(self, active: InFlight, choice: int) -> None:
         """The front has all it wants of a choice: free its row."""
@@ -216,16 +235,16 @@ class EngineClient:
             if not answer.done():
                 answer.set_exception(EngineUnavailable("The engine ended before it answered."))
 
-    def _expire(self, active: InFlight, timeout: float) -> None:
+    def _expire(self, active: Active, timeout: float) -> None:
         if self.in_flight.get(active.number) is active:
             text = f"The request was not finished within its timeout of {timeout:g} seconds."
             self._end(active, "timeout", DeadlineExceeded(text))
 
-    def _abandon(self, active: InFlight) -> None:
+    def _abandon(self, active: Active) -> None:
         if self.in_flight.get(active.number) is active:
             self._end(active, "disconnected", None)
 
-    def _end(self, active: InFlight, outcome: Outcome, error: MillraceError | None) -> None:
+    def _end(self, active: Active, outcome: Outcome, error: MillraceError | None) -> None:
         """Let go of a request: here, in the engine, and in the books."""
         del self.in_flight[active.number]
         active.outcome = outcome
@@ -264,7 +283,7 @@ class EngineClient:
                 except Exception as error:
                     self._failed(active, error)
 
-    def _settle(self, active: InFlight) -> None:
+    def _settle(self, active: Active) -> None:
         if not active.open and self.in_flight.get(active.number) is active:
             self._end(active, "ok", None)
 
@@ -320,20 +339,16 @@ class EngineClient:
         if step.memory is not None:
             self._weighed = self.ready, step.memory
         others_may = False
-        parts: list[Prefilled | PromptLogprobs | RowTokens] = [
+        parts: list[Prefilled | PromptLogprobs | RowTokens | Encoded] = [
             *step.prefilled,
             *step.prompt_logprobs,
             *step.rows,
+            *step.encoded,
         ]
         for part in parts:
             if active := self.in_flight.get(part.id):
                 try:
-                    if isinstance(part, RowTokens):
-                        self._row(active, part)
-                    elif isinstance(part, Prefilled):
-                        self._metrics.prefilled(active.progress(part))
-                    else:
-                        active.scores(part)
+                    self._take(active, part)
                 except Exception as error:  # what is wrong with one request is no other's business
                     self._failed(active, error)
                 if self._suspicion.watches:
@@ -344,6 +359,24 @@ class EngineClient:
             # The step was on its way when the last request left: it is not the last word.
             self._metrics.idle()
 
+    def _take(self, active: Active, part: Prefilled | PromptLogprobs | RowTokens | Encoded) -> None:
+        match part, active:
+            case RowTokens(), InFlight():
+                self._row(active, part)
+            case Prefilled(), InFlight():
+                self._metrics.prefilled(active.progress(part))
+            case PromptLogprobs(), InFlight():
+                active.scores(part)
+            case Encoded(), EncodingInFlight():
+                first = active.first_token is None
+                self._metrics.prefilled(active.take(part))
+                if first:
+                    self._metrics.began(active)
+                    self._count_queue()
+                self._settle(active)
+            case _:
+                raise ValueError(f"a {type(part).__name__} is no answer to it")
+
     def _row(self, active: InFlight, row: RowTokens) -> None:
         first, before = active.first_token is None, active.last_token
         active.take(row)
@@ -353,7 +386,7 @@ class EngineClient:
         self._metrics.token(None if first else active.last_token - before, len(row.tokens))
         self._settle(active)
 
-    def _failed(self, active: InFlight, error: Exception) -> None:
+    def _failed(self, active: Active, error: Exception) -> None:
         """A fault of ours in what one request needs: it ends, the engine lets go of it."""
         log.error("request %s failed", active.id, exc_info=error)
         if self.in_flight.get(active.number) is active:
@@ -361,13 +394,13 @@ class EngineClient:
             self._end(active, "error", RequestFailed(f"The request failed: {error}."))
 
 
-def _summary(active: InFlight, seconds: float) -> dict[str, Any]:
+def _summary(active: Active, seconds: float) -> dict[str, Any]:
     first = active.first_token
     return {
         "id": active.id,
         "endpoint": active.endpoint,
         "outcome": active.outcome,
-        "prompt_tokens": len(active.submit.prompt),
+        "prompt_tokens": active.prompt_tokens,
         "cached_tokens": active.cached,
         "cache_hit": active.hit,
         "generated_tokens": active.tokens_generated,

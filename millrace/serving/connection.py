@@ -16,6 +16,7 @@ import zmq.asyncio
 from millrace.config import EngineConfig
 from millrace.flight import Reading, Recording
 from millrace.protocol import (
+    Encoded,
     FromEngine,
     Prefilled,
     PromptLogprobs,
@@ -168,6 +169,7 @@ def decoded(data: bytes) -> FromEngine:
                 (RowTokens, raw.get("rows", ()), step.rows),
                 (Prefilled, raw.get("prefilled", ()), step.prefilled),
                 (PromptLogprobs, raw.get("prompt_logprobs", ()), step.prompt_logprobs),
+                (Encoded, raw.get("encoded", ()), step.encoded),
             ):
                 _sort(kind, parts, good, bad)
         except Exception:

@@ -8,17 +8,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Literal
 
 import msgspec
 
 from millrace.errors import MillraceError
-from millrace.protocol import Choice, HitKind, Prefilled, PromptLogprobs, RowTokens, Submit
-from millrace.serving.suspicion import Milestone
+from millrace.protocol import Choice, Prefilled, PromptLogprobs, RowTokens, Submit
+from millrace.serving.active import Active, Outcome, Phase
 from millrace.text.deltas import Idle
 
-Phase = Literal["queued", "prefill", "decode"]
-Outcome = Literal["running", "ok", "cancelled", "timeout", "error", "disconnected"]
+__all__ = ["InFlight", "Outcome", "Phase"]
+
 Item = RowTokens | PromptLogprobs
 
 
@@ -26,7 +25,9 @@ MOST_QUEUED = 64
 """Steps whose tokens wait one by one for a reader; beyond, those of a choice are put together."""
 
 
-class InFlight:
+class InFlight(Active):
+    """A request for text."""
+
     def __init__(
         self,
         id: str,
@@ -36,51 +37,34 @@ class InFlight:
         idle: float,
         endpoint: str = "",
     ) -> None:
-        self.id = id
-        """What the client calls it."""
         self.submit = submit
-        self.endpoint = endpoint
         self.generated: dict[int, list[int]] = {c.index: list(c.generated) for c in submit.choices}
-        self.open = set(self.generated)
-        """The choices that have not finished."""
-        self.prefilled = 0
-        self.cached = 0
-        self.written = 0
-        self.hit: HitKind = "none"
-        self.deaths = 0
-        """Engines that ended while they ran this request."""
-        self.running = False
-        """Handed to the engine that is up now."""
-        self.outcome: Outcome = "running"
-        self.arrived = time.monotonic()
-        self.first_token: float | None = None
-        self.last_token = 0.0
-        self.timer: asyncio.TimerHandle | None = None
+        super().__init__(id, submit.id, set(self.generated), abandon, endpoint)
         self._scored = False
         self._queue: asyncio.Queue[Item | MillraceError] = asyncio.Queue()
         self._last: dict[int, RowTokens] = {}
         """What was queued last for each choice."""
-        self._abandon = abandon
         self._idle = idle
 
     @property
-    def number(self) -> int:
-        """What the engine calls it."""
-        return self.submit.id
+    def answers(self) -> int:
+        return len(self.open)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.submit.prompt)
 
     @property
     def tokens_generated(self) -> int:
         return sum(map(len, self.generated.values()))
 
     @property
-    def phase(self) -> Phase:
-        if self.first_token is not None:
-            return "decode"
-        return "prefill" if self.prefilled else "queued"
+    def max_tokens(self) -> int:
+        return self.submit.max_tokens
 
     @property
-    def milestone(self) -> Milestone:
-        return Milestone(self.tokens_generated, self.prefilled)
+    def priority(self) -> int:
+        return self.submit.priority
 
     def begin(self) -> Submit:
         """What is left to do, as a request to an engine that knows nothing of it."""
@@ -132,10 +116,6 @@ class InFlight:
     def fail(self, error: MillraceError) -> None:
         self.open.clear()
         self._queue.put_nowait(error)
-
-    def close(self) -> None:
-        """Nobody listens any more."""
-        self._abandon(self)
 
     async def items(self) -> AsyncIterator[Item | Idle]:
         """The answer as it is made, until every choice is finished; raises what went wrong."""

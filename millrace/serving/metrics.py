@@ -8,7 +8,7 @@ from typing import get_args
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from millrace.protocol import DeviceMemory, HitKind, Step
-from millrace.serving.in_flight import InFlight
+from millrace.serving.active import Active
 
 _FINE = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10)
 _COARSE = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
@@ -110,9 +110,9 @@ class ModelMetrics:
         for timed in (all.ttft, all.e2e):
             timed.labels(model)
 
-    def arrived(self, active: InFlight) -> None:
-        self.totals.prompt_tokens += len(active.submit.prompt)
-        self._all.prompt.labels(self._model).inc(len(active.submit.prompt))
+    def arrived(self, active: Active) -> None:
+        self.totals.prompt_tokens += active.prompt_tokens
+        self._all.prompt.labels(self._model).inc(active.prompt_tokens)
 
     def queue(self, waiting: int) -> None:
         self._all.queued.labels(self._model).set(waiting)
@@ -139,7 +139,12 @@ class ModelMetrics:
     def prefilled(self, tokens: int) -> None:
         self._all.prefilled.labels(self._model).inc(tokens)
 
-    def first_token(self, active: InFlight) -> None:
+    def began(self, active: Active) -> None:
+        """The first of a request's texts is encoded."""
+        assert active.first_token is not None
+        self._all.ttft.labels(self._model).observe(active.first_token - active.arrived)
+
+    def first_token(self, active: Active) -> None:
         assert active.first_token is not None
         self._all.ttft.labels(self._model).observe(active.first_token - active.arrived)
         self.totals.cached_tokens += active.cached
@@ -157,7 +162,7 @@ class ModelMetrics:
     def restarted(self) -> None:
         self._all.restarts.labels(self._model).inc()
 
-    def ended(self, active: InFlight, seconds: float) -> None:
+    def ended(self, active: Active, seconds: float) -> None:
         self.totals.requests += 1
         self._all.e2e.labels(self._model).observe(seconds)
         self._all.requests.labels(active.endpoint, self._model, active.outcome).inc()

@@ -12,10 +12,12 @@ from typing import Any
 
 from millrace.engine.rng import derive
 from millrace.errors import BadRequest, ContextLengthExceeded
+from millrace.models.encoders import Encoder
 from millrace.models.files import read_json
 from millrace.models.window import read_config
 from millrace.protocol import Choice, PromptLogprobs, RowTokens, Submit
 from millrace.serving.client import EngineClient
+from millrace.serving.encodings import Encodings
 from millrace.serving.in_flight import InFlight, Phase
 from millrace.serving.request import Request, SamplingRanges, fit, in_range
 from millrace.serving.workers import TextDesk
@@ -45,9 +47,10 @@ class ServedModel:
         client: EngineClient,
         defaults: Mapping[str, float] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
+        encoder: Encoder | None = None,
     ) -> None:
         """`defaults` are the server's own, by the names of a request's fields; so are those of the
-        template."""
+        template. `encoder` is what the model is where it makes no text."""
         self.name = name
         self._template_arguments = dict(template_arguments or {})
         self._defaults = dict(defaults or {})
@@ -57,6 +60,30 @@ class ServedModel:
         self.window = side.config.window
         self.created = int(time.time())
         self._desk = TextDesk(side)
+        self._encodings: Encodings | None = None
+        if encoder is not None:
+            self._encodings = Encodings(name, encoder, self.tokenizer, client, self._desk)
+
+    @property
+    def encodings(self) -> Encodings:
+        """What it gives instead of text; raises that it gives none."""
+        if self._encodings is None:
+            raise BadRequest(
+                f"The model '{self.name}' makes text, and no embeddings or scores. Serve a model "
+                f"that does, or this one with --embed.",
+                param="model",
+            )
+        return self._encodings
+
+    @property
+    def is_encoder(self) -> bool:
+        return self._encodings is not None
+
+    def need_text(self) -> None:
+        """Raise that the model makes no text."""
+        if self._encodings is not None:
+            what = "embeddings" if self._encodings.facts.kind == "embed" else "scores"
+            raise BadRequest(f"The model '{self.name}' makes {what}, and no text.", param="model")
 
     async def stop(self) -> None:
         """End the engine and whatever else runs for the model."""
@@ -105,6 +132,7 @@ class ServedModel:
 
         This and the following take a while for what is long: they are not for the event loop.
         """
+        self.need_text()
         chat = self._profiled(chat)
         prompt = self._desk.run(ChatTask(chat=chat, demand=demand, boundaries=self._has_boundaries))
         return Request(
@@ -168,6 +196,7 @@ class ServedModel:
 
     def run_all(self, requests: Sequence[Request]) -> list[Running]:
         """Several requests, admitted all or none; raises at once what is wrong with any."""
+        self.need_text()
         submits = [self._submit(r) for r in requests]
         self.client.admit(sum(r.n for r in requests))
         started: list[Running] = []

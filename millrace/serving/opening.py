@@ -15,6 +15,7 @@ import msgspec
 
 from millrace.config import EngineConfig
 from millrace.errors import ModelError, SetupError
+from millrace.models.encoders import Encoder, encoder_in
 from millrace.models.footprint import footprint
 from millrace.models.window import read_config, window_of
 from millrace.serving.admission import Admission
@@ -34,6 +35,8 @@ log = logging.getLogger("millrace.serving")
 CACHE_SHARE = 0.3
 """The part of a model's state that is kept for later requests, where nobody says."""
 _LEAST_CACHE = 64 << 20
+ENCODER_WORK = 256 << 20
+"""What the batches of an encoder may take: it has no state."""
 
 
 class Workplace:
@@ -73,7 +76,11 @@ class Opening:
         self._max_queue = max_queue
 
     def need(self, spec: ModelSpec) -> Need:
-        found, config = footprint(spec.folder, spec.engine.weights), spec.engine
+        config, encodes = spec.engine, encoder_in(spec.engine) is not None
+        found = footprint(spec.folder, config.weights, encodes=encodes)
+        if encodes:
+            work = config.kv_memory or ENCODER_WORK
+            return Need(found.fixed, work, work)
         cache = _least_cache(config, found.least_kv)
         return Need(found.fixed, (config.kv_memory or found.least_kv) + cache)
 
@@ -82,6 +89,8 @@ class Opening:
         config = spec.engine
         if state is None:
             return config
+        if encoder_in(config) is not None:
+            return msgspec.structs.replace(config, kv_memory=max(1, state), cache=False)
         cache = config.cache_memory or 0
         if not config.cache:
             cache = 0
@@ -98,8 +107,9 @@ class Opening:
         return EngineClient(launch, admission, self._metrics.of(spec.name), idle=self._idle)
 
     async def text(self, spec: ModelSpec, client: EngineClient) -> ServedModel:
-        side = await asyncio.to_thread(_text_side, spec.engine)
-        return ServedModel(spec.name, side, client, spec.defaults, spec.template_arguments)
+        side, encoder = await asyncio.to_thread(_text_side, spec.engine)
+        arguments = spec.template_arguments
+        return ServedModel(spec.name, side, client, spec.defaults, arguments, encoder)
 
 
 def _least_cache(config: EngineConfig, kv: int) -> int:
@@ -120,24 +130,30 @@ async def open_model(
     admission = Admission(config.max_running, max_queue)
     client = EngineClient(launch, admission, metrics.of(config.name), idle=idle)
     await client.start()
-    return ServedModel(config.name, await asyncio.to_thread(_text_side, config), client, defaults)
+    side, encoder = await asyncio.to_thread(_text_side, config)
+    return ServedModel(config.name, side, client, defaults, encoder=encoder)
 
 
-def _text_side(config: EngineConfig) -> TextSide:
+def _text_side(config: EngineConfig) -> tuple[TextSide, Encoder | None]:
+    encoder = encoder_in(config)
+    settings = read_config(Path(config.model))
     side = TextSide(
         TextSideConfig(
             folder=config.model,
-            window=window_of(read_config(Path(config.model)), config.context),
+            window=encoder.length if encoder else window_of(settings, config.context),
             tool_format=config.tool_format,
             reasoning_format=config.reasoning_format,
             strip_volatile=config.strip_volatile,
         )
     )
+    if encoder is not None:
+        log.info("%s: %s", config.name, encoder.described)
+        return side, encoder
     # What grammars need is read now, since it holds up everything else while it is.
     with contextlib.suppress(ModelError):
         side.read_ahead()
     log.info("%s: %s", config.name, described(side.dialect.format))
-    return side
+    return side, None
 
 
 def check_defaults(defaults: Mapping[str, float], where: str = "") -> None:

@@ -248,7 +248,7 @@ class _Patient:
 def _result(reply: Done | Refused | Broken) -> Any:
     match reply:
         case Done():
-            found = (reply.prompt, reply.count, reply.tokens, reply.text)
+            found = (reply.prompt, reply.count, reply.tokens, reply.text, reply.inputs)
             return next(value for value in found if value is not None)
         case Refused(kind=kind, fields=fields):
             raise _error(kind, fields)

@@ -18,6 +18,7 @@ from millrace.text.conversation import Conversation
 from millrace.text.dialect import Dialect
 from millrace.text.grammar.demand import Demand
 from millrace.text.grammar.lark import single
+from millrace.text.inputs import Inputs, PairsTask, TextsTask
 from millrace.text.message_boundaries import boundaries, opening
 from millrace.text.tokenizer import Tokenizer
 from millrace.text.volatile import Volatile
@@ -201,8 +202,10 @@ class FormTask(msgspec.Struct, tag="form"):
         return size_of(self.demand)
 
 
-Task = ChatTask | CountTask | OpeningTask | RenderTask | EncodeTask | FormTask
-Result = WrittenPrompt | PromptLength | list[list[int]] | str
+Task = (
+    ChatTask | CountTask | OpeningTask | RenderTask | EncodeTask | FormTask | TextsTask | PairsTask
+)
+Result = WrittenPrompt | PromptLength | Inputs | list[list[int]] | str
 
 
 def form_of(

@@ -7,6 +7,7 @@ is used only for folders that carry no tokenizer.json.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ class Tokenizer:
         self.settings = read_json(folder / "tokenizer_config.json", optional=True)
         self.vocabulary = Vocabulary(self._fast)
         self.eos_ids = self._end_ids()
+        self._cutting = threading.Lock()
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Token ids; `special` adds what the tokenizer puts around a raw text (a BOS, say)."""
@@ -40,6 +42,36 @@ class Tokenizer:
         """Token ids as `encode` gives them, and the character at which each of them ends."""
         encoded = self._fast.encode_batch([text], add_special_tokens=False)[0]
         return list(encoded.ids), [end for _, end in encoded.offsets]
+
+    def encodings(
+        self, texts: Sequence[str] | Sequence[tuple[str, str]], *, special: bool
+    ) -> list[Any]:
+        """Texts, or pairs of them, with all that the library knows of their tokens."""
+        return list(self._fast.encode_batch(list(texts), add_special_tokens=special))
+
+    def cut(
+        self,
+        texts: Sequence[str] | Sequence[tuple[str, str]],
+        length: int,
+        *,
+        special: bool,
+        left: bool = False,
+    ) -> list[Any]:
+        """The same with at most `length` tokens each; of a pair, the longer loses first."""
+        with self._cutting:
+            fast = self._cutter
+            fast.enable_truncation(length, direction="left" if left else "right")
+            return list(fast.encode_batch(list(texts), add_special_tokens=special))
+
+    def special_count(self, *, pair: bool = False) -> int:
+        """Tokens that are put around a text, or a pair."""
+        return int(self._fast.num_special_tokens_to_add(pair))
+
+    @functools.cached_property
+    def _cutter(self) -> _Fast:
+        """One of its own: how long texts may be is a setting of the whole tokenizer."""
+        copy: _Fast = _Fast.from_str(self._fast.to_str())
+        return copy
 
     @functools.cached_property
     def _fewest(self) -> FewestTokens:

@@ -18,6 +18,7 @@ from typing import BinaryIO, Protocol
 import msgspec
 
 from millrace.errors import MillraceError
+from millrace.text.inputs import Inputs
 from millrace.text.tasks import PromptLength, Result, Task, TextSide, TextSideConfig, WrittenPrompt
 
 IDLE = 300.0
@@ -34,6 +35,7 @@ class Done(msgspec.Struct, tag="done"):
     count: PromptLength | None = None
     tokens: list[list[int]] | None = None
     text: str | None = None
+    inputs: Inputs | None = None
 
 
 class Refused(msgspec.Struct, tag="refused"):
@@ -88,6 +90,8 @@ def done(result: Result) -> Done:
             return Done(count=result)
         case str():
             return Done(text=result)
+        case Inputs():
+            return Done(inputs=result)
         case list():
             return Done(tokens=result)
 

@@ -21,6 +21,7 @@ import scripted
 from api import tiny_folder
 from api.fuzzing import Fuzzer, Shot
 from conftest import Server
+from models import encoder_folders
 from scripted import Rule
 
 CASES = int(os.environ.get("MILLRACE_FUZZ", "0"))
@@ -33,17 +34,19 @@ LOOK = scripted.call("look", x=1) + scripted.call("look", x="\\ud800")
 RULES = [Rule("hi", scripted.think("Hm ☃.", f"I look.\n{LOOK}")), Rule("", "😀 done.")]
 
 
-@pytest.fixture(scope="module", params=["random", "thinking"])
+@pytest.fixture(scope="module", params=["random", "thinking", "encoder"])
 def target(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, default_model: Path
 ) -> Iterator[Server]:
     """A tiny model with a small window, in a home of its own: nothing real can be deleted.
 
-    The one babbles; the other thinks and calls tools.
+    The one babbles; another thinks and calls tools; the last makes numbers.
     """
     home = tmp_path_factory.mktemp("fuzz")
     if request.param == "random":
         model = tiny_folder.make(home / "tiny", default_model)
+    elif request.param == "encoder":
+        model = encoder_folders.encoder(home / "tiny")
     else:
         model = scripted.make(home / "tiny", default_model, RULES, "thinking")
     places = {"MILLRACE_HOME": str(home / "home"), "HF_HOME": str(home / "hub")}
@@ -106,4 +109,5 @@ def test_no_hostile_request_is_a_fault_of_the_servers(target: Server) -> None:
     while target.status()["requests"] and time.monotonic() < deadline:
         time.sleep(0.1)  # responses that were asked for in the background come to their end
     assert target.status()["requests"] == []
-    assert target.post("/v1/completions", {"prompt": "Once", "max_tokens": 2}).status_code == 200
+    alive = {"/v1/completions": {"prompt": "Once", "max_tokens": 2}, "/embed": {"inputs": "Once"}}
+    assert 200 in [target.post(path, body).status_code for path, body in alive.items()]

@@ -11,7 +11,7 @@ import os
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from api import tiny_folder
 from conftest import Server
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.errors import Unsatisfiable
+from models import encoder_folders
 
 from millrace.api.app import create_app
 from millrace.api.context import Context
@@ -174,6 +175,40 @@ KNOWN = [
 ]  # fmt: skip
 
 
+ENCODED: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/embeddings", {"input": ["a", "b"], "dimensions": 32}),
+    ("/v1/embeddings", {"input": "a", "encoding_format": "base64"}),
+    ("/v1/embeddings", {"input": []}),
+    ("/embed", {"inputs": ["a", "b"], "truncate": True}),
+    ("/embed", {"inputs": 7}),
+    ("/pooling", {"input": ["a"]}),
+    ("/pooling", {"input": ["a"], "task": "token_embed"}),
+    ("/classify", {"input": ["a"]}),
+    ("/score", {"text_1": "a", "text_2": ["b", "c"]}),
+    ("/rerank", {"query": "a", "documents": ["b", "c"], "return_documents": True}),
+    ("/v2/rerank", {"query": "a", "texts": ["b", "c"], "return_text": True}),
+    ("/api/embed", {"model": "tiny", "input": ["a", "b"]}),
+    ("/api/embeddings", {"model": "tiny", "prompt": "a"}),
+    ("/v1/chat/completions", CHAT),
+]
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = encoder_folders.encoder(tmp_path_factory.mktemp("encoder") / "tiny")
+    running = Server(str(folder), "--name", "tiny", "--max-body", "200000").wait_ready()
+    yield running
+    running.stop()
+
+
+@pytest.mark.parametrize(("path", "body"), ENCODED)
+def test_encoders_answer_as_described(
+    encoder: Server, document: dict[str, Any], path: str, body: dict[str, Any]
+) -> None:
+    response = encoder.post(path, body)
+    _held(document, document["paths"][path]["post"], response)
+
+
 @pytest.mark.parametrize(("path", "method", "body"), KNOWN)
 def test_known_requests_are_answered_as_described(
     target: Server, document: dict[str, Any], path: str, method: str, body: dict[str, Any] | None
@@ -199,6 +234,14 @@ SOUND: dict[str, dict[str, Any]] = {
     "/api/chat": {"model": "tiny", "messages": HELLO, "options": {"num_predict": 3}},
     "/api/generate": {"model": "tiny", "prompt": "Once", "options": {"num_predict": 3}},
     "/api/show": {"model": "tiny"},
+    "/v1/embeddings": {"model": "tiny", "input": ["Once", "upon"]},
+    "/embed": {"inputs": ["Once", "upon"]},
+    "/pooling": {"input": "Once"},
+    "/classify": {"input": "Once"},
+    "/score": {"text_1": "Once", "text_2": ["upon", "a"]},
+    "/rerank": {"query": "Once", "documents": ["upon", "a"]},
+    "/api/embed": {"model": "tiny", "input": ["Once", "upon"]},
+    "/api/embeddings": {"model": "tiny", "prompt": "Once"},
 }
 """What a request needs to get past the first check."""
 
@@ -214,10 +257,23 @@ def _sounder(case: Any, dice: random.Random) -> None:
 def test_random_requests_are_answered_as_described(
     target: Server, document: dict[str, Any]
 ) -> None:
+    _bombard(target, document, lambda _: True)
+    assert target.post("/v1/completions", RAW).status_code == 200
+
+
+def test_random_requests_to_encoders_are_answered_as_described(
+    encoder: Server, document: dict[str, Any]
+) -> None:
+    _bombard(encoder, document, {path for path, _ in ENCODED[:-1]}.__contains__)
+    assert encoder.post("/v1/embeddings", {"input": "a"}).status_code == 200
+
+
+def _bombard(target: Server, document: dict[str, Any], wanted: Callable[[str], bool]) -> None:
     schemathesis = pytest.importorskip("schemathesis")
     schema = schemathesis.openapi.from_dict(document)
     schema.config.update(base_url=target.url)
     operations = [found.ok() for found in schema.get_all_operations()]
+    operations = [o for o in operations if wanted(o.path)]
     # What takes a body has more to go wrong, and gets three times as many.
     weights = [3 if operation.body else 1 for operation in operations]
     share = max(1, CASES // (2 * sum(weights))) if CASES else SAMPLE
@@ -234,7 +290,6 @@ def test_random_requests_are_answered_as_described(
         raise ExceptionGroup(f"{len(faults)} endpoints fail", faults)
     assert target.health()["status"] == "ready"
     assert target.status()["restarts"] == 0
-    assert target.post("/v1/completions", RAW).status_code == 200
 
 
 def _attempt(

@@ -17,8 +17,8 @@ from millrace.api.context import context_of
 from millrace.api.moments import moment
 from millrace.api.openapi.describe import describe
 from millrace.errors import NotFound
+from millrace.serving.active import Active
 from millrace.serving.client import EngineClient
-from millrace.serving.in_flight import InFlight
 from millrace.serving.instance import Instance
 from millrace.serving.keeper import State
 from millrace.version import __version__
@@ -120,10 +120,10 @@ def _memory(client: EngineClient) -> dict[str, int] | None:
     return msgspec.structs.asdict(memory) | {"total": ready.device_bytes}
 
 
-def _request(active: InFlight) -> dict[str, Any]:
+def _request(active: Active) -> dict[str, Any]:
     now = time.monotonic()
     first = active.first_token
-    generated, prompt = active.tokens_generated, len(active.submit.prompt)
+    generated, prompt = active.tokens_generated, active.prompt_tokens
     return {
         "id": active.id,
         "phase": active.phase,
@@ -133,7 +133,7 @@ def _request(active: InFlight) -> dict[str, Any]:
         "prefilled_tokens": prompt if first else min(prompt, active.prefilled),
         "progress": 1.0 if first else round(min(1.0, active.prefilled / max(1, prompt)), 3),
         "made_tokens": generated,
-        "max_tokens": active.submit.max_tokens,
+        "max_tokens": active.max_tokens,
         "age_seconds": round(now - active.arrived, 3),
         "ttft_seconds": round(first - active.arrived, 3) if first else None,
         "tokens_per_second": (
@@ -142,6 +142,6 @@ def _request(active: InFlight) -> dict[str, Any]:
             else None
         ),
         "resumes": active.deaths,
-        "priority": active.submit.priority,
+        "priority": active.priority,
         "endpoint": active.endpoint,
     }

@@ -66,7 +66,7 @@ def _about(model: ServedModel) -> dict[str, Any]:
         "model_path": str(folder),
         "tokenizer_path": str(folder),
         "served_model_name": model.name,
-        "is_generation": True,
+        "is_generation": not model.is_encoder,
         "preferred_sampling_params": model.defaults or None,
         "model_type": config.get("model_type"),
         "architectures": config.get("architectures"),

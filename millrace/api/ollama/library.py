@@ -25,6 +25,7 @@ from millrace.api.ollama.names import bare, tagged
 from millrace.api.openapi.describe import READS, describe
 from millrace.errors import BadRequest, ModelError, ModelNotFound, Unsupported
 from millrace.models import store
+from millrace.models.encoders import encoder_of
 from millrace.models.window import read_config
 from millrace.serving.model import ServedModel
 from millrace.text.dialect import Dialect
@@ -120,16 +121,6 @@ async def delete(http: HttpRequest) -> Response:
     return Response(status_code=200)
 
 
-@router.post("/api/embed")
-@router.post("/api/embeddings")
-@describe("ollama", "Refused: no model here embeds", body=OllamaModelName, statuses=(404, *READS))
-async def embed(http: HttpRequest) -> Response:
-    context = context_of(http)
-    wire = convert(await read_object(http, context.config.max_body), OllamaModelName)
-    model = await leased(http, wire.model, loads=False)
-    raise Unsupported(f"The model '{model.name}' does not make embeddings.", param="model")
-
-
 @router.post("/api/create")
 @router.post("/api/copy")
 @router.post("/api/push")
@@ -220,6 +211,7 @@ def _shown(folder: Path, model: ServedModel | None) -> dict[str, Any]:
     about = _about(folder)
     tokenizer = model.tokenizer if model else Tokenizer(folder)
     dialect = model.dialect if model else Dialect(tokenizer)
+    is_encoder = model.is_encoder if model else encoder_of(folder) is not None
     config = read_config(folder)
     config |= config.get("text_config") or {}
     kind = about.description.architecture
@@ -237,12 +229,14 @@ def _shown(folder: Path, model: ServedModel | None) -> dict[str, Any]:
         "template": tokenizer.template_source or "",
         "details": _details(about.description),
         "model_info": info,
-        "capabilities": _capabilities(dialect, tokenizer),
+        "capabilities": _capabilities(dialect, tokenizer, is_encoder),
         "modified_at": about.modified,
     }
 
 
-def _capabilities(dialect: Dialect, tokenizer: Tokenizer) -> list[str]:
+def _capabilities(dialect: Dialect, tokenizer: Tokenizer, is_encoder: bool) -> list[str]:
+    if is_encoder:
+        return ["embedding"]
     found = ["completion"]
     if tokenizer.template_source is not None:
         found.append("tools")

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from millrace.api.answer import EventStream, as_json, whole
 from millrace.api.context import context_of, request_id
 from millrace.api.leases import kept_for
-from millrace.api.ollama import library, pull
+from millrace.api.ollama import embed, library, pull
 from millrace.api.ollama.context import after, followed
 from millrace.api.ollama.lines import NDJSON, error_line, now
 from millrace.api.ollama.messages import turns_of
@@ -37,6 +37,7 @@ from millrace.text.conversation import Conversation, Turn
 
 router = APIRouter()
 router.include_router(library.router)
+router.include_router(embed.router)
 router.include_router(pull.router)
 
 T = TypeVar("T", bound=OllamaCommon)

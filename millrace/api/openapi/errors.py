@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from millrace.api.errors import Shape, anthropic_error, ollama_error, openai_error
+from millrace.api.errors import Shape, anthropic_error, ollama_error, openai_error, tei_error
 
 
 class ErrorDetail(msgspec.Struct):
@@ -34,10 +34,16 @@ class OllamaError(msgspec.Struct):
     error: str
 
 
+class TeiError(msgspec.Struct):
+    error: str
+    error_type: str
+
+
 TYPES: dict[Shape, Any] = {
     openai_error: OpenAIError,
     anthropic_error: AnthropicError,
     ollama_error: OllamaError,
+    tei_error: TeiError,
 }
 
 MEANINGS = {

@@ -1,0 +1,1 @@
+"""Endpoints that answer with numbers: embeddings, rerank, scores, classes."""

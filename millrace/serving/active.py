@@ -1,0 +1,92 @@
+"""What every request has on its way, whatever it asks for: what the engine's client must know of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Literal
+
+from millrace.errors import MillraceError
+from millrace.protocol import HitKind, ToEngine
+from millrace.serving.suspicion import Milestone
+
+Phase = Literal["queued", "prefill", "decode"]
+Outcome = Literal["running", "ok", "cancelled", "timeout", "error", "disconnected"]
+
+
+class Active(ABC):
+    def __init__(
+        self,
+        id: str,
+        number: int,
+        open: set[int],
+        abandon: Callable[[Any], None],
+        endpoint: str = "",
+    ) -> None:
+        self.id = id
+        """What the client calls it."""
+        self.number = number
+        """What the engine calls it."""
+        self.open = open
+        """The answers that have not finished."""
+        self.endpoint = endpoint
+        self.prefilled = 0
+        self.cached = 0
+        self.written = 0
+        self.hit: HitKind = "none"
+        self.deaths = 0
+        """Engines that ended while they ran this request."""
+        self.running = False
+        """Handed to the engine that is up now."""
+        self.outcome: Outcome = "running"
+        self.arrived = time.monotonic()
+        self.first_token: float | None = None
+        self.last_token = 0.0
+        self.timer: asyncio.TimerHandle | None = None
+        self._abandon = abandon
+
+    @property
+    def answers(self) -> int:
+        """What it counts for where answers are counted."""
+        return 1
+
+    @property
+    @abstractmethod
+    def prompt_tokens(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def tokens_generated(self) -> int:
+        """What has come of it so far; of texts that are encoded, how many are."""
+
+    @property
+    def max_tokens(self) -> int:
+        return 0
+
+    @property
+    def priority(self) -> int:
+        return 0
+
+    @property
+    def phase(self) -> Phase:
+        if self.first_token is not None:
+            return "decode"
+        return "prefill" if self.prefilled else "queued"
+
+    @property
+    def milestone(self) -> Milestone:
+        return Milestone(self.tokens_generated, self.prefilled)
+
+    @abstractmethod
+    def begin(self) -> ToEngine:
+        """What is left to do, as a request to an engine that knows nothing of it."""
+
+    @abstractmethod
+    def fail(self, error: MillraceError) -> None:
+        """It ends with this error."""
+
+    def close(self) -> None:
+        """Nobody listens any more."""
+        self._abandon(self)
