@@ -25,7 +25,7 @@ from models import encoder_folders
 from scripted import Rule
 
 CASES = int(os.environ.get("MILLRACE_FUZZ", "0"))
-SAMPLE = 500
+SAMPLE = 240
 SEED = int(os.environ.get("MILLRACE_SEED", os.getpid() if CASES else 0))
 CLIENTS = 4
 

@@ -29,7 +29,7 @@ def test_a_prompt_in_chunks_leaves_nodes_of_at_least_256_tokens_and_one_tail(chu
 def test_a_conversation_in_short_turns_leaves_few_nodes() -> None:
     whole = Whole("cuttable", PLENTY, disk=PLENTY)
     prompt: list[int] = []
-    for turn in range(200):
+    for turn in range(80):
         prompt = [*prompt, *range(1000 * turn, 1000 * turn + 20)]
         whole.restore("", prompt)
         whole.keep("", prompt)

@@ -54,15 +54,23 @@ def _read(server: Server, body: dict[str, Any], begun: Callable[[], object]) -> 
     return text, error
 
 
+TOKENS = 400
+_undisturbed: dict[tuple[int, int], tuple[str, str]] = {}
+"""What a healthy stream says when nobody disturbs it, by its number and length: on every server."""
+
+
 class Streams:
     """Healthy streams, and what they say when nobody disturbs them."""
 
-    def __init__(self, server: Server, count: int, tokens: int) -> None:
+    def __init__(self, server: Server, count: int, tokens: int = TOKENS) -> None:
         self.server = server
         self.bodies = [poisoned.healthy(n, tokens) for n in range(count)]
         self.pool = ThreadPoolExecutor(count + 1)
         self._begun = threading.Semaphore(0)
-        self.undisturbed = [r.result() for r in self._start()]
+        keys = [(n, tokens) for n in range(count)]
+        if not _undisturbed.keys() >= set(keys):
+            _undisturbed.update(zip(keys, [r.result() for r in self._start()], strict=True))
+        self.undisturbed = [_undisturbed[key] for key in keys]
         self._begun = threading.Semaphore(0)
         self.running: list[Future[tuple[str, str]]] = []
 
@@ -95,7 +103,7 @@ def _restarted(server: Server, before: int) -> None:
 
 
 def test_five_poisoned_requests_beside_eight_streams(shared: Server) -> None:
-    streams = Streams(shared, 8, 400).start()
+    streams = Streams(shared, 8).start()
     before = shared.status()["restarts"]
     poison = [poisoned.in_prompt(poisoned.ABORT, 30 + n) for n in range(5)]
     with ThreadPoolExecutor(5) as pool:
@@ -110,7 +118,7 @@ def test_five_poisoned_requests_beside_eight_streams(shared: Server) -> None:
 
 @pytest.mark.parametrize("token", [poisoned.EXIT, poisoned.KILL])
 def test_a_request_that_dies_of_its_own_answer(shared: Server, token: int) -> None:
-    streams = Streams(shared, 3, 300).start()
+    streams = Streams(shared, 3).start()
     answer = shared.post("/v1/completions", poisoned.in_answer(token))
     streams.check()
     assert answer.status_code == 503
@@ -140,7 +148,7 @@ def test_what_no_message_can_carry_leaves_nothing_behind_for_the_next_death(shar
 
 
 def test_a_frozen_engine_is_ended_and_its_streams_go_on(shared: Server) -> None:
-    streams = Streams(shared, 4, 400).start()
+    streams = Streams(shared, 4).start()
     before = shared.status()["restarts"]
     os.kill(shared.status()["engine_pid"], signal.SIGSTOP)
     _wait(shared, lambda: shared.http.get("/health").status_code == 503, 15)
@@ -153,7 +161,7 @@ def test_a_frozen_engine_is_ended_and_its_streams_go_on(shared: Server) -> None:
 def test_a_model_that_is_away_for_a_moment(start: Start, folder: Path, tmp_path: Path) -> None:
     model = Path(shutil.copytree(folder, tmp_path / "model"))
     server = start(*_options(model)).wait_ready()
-    streams = Streams(server, 2, 300).start()
+    streams = Streams(server, 2).start()
     model.rename(tmp_path / "away")
     server.kill_engine()
     _wait(server, lambda: "cannot be started" in server.health().get("error", ""))
@@ -168,7 +176,7 @@ def test_a_model_that_is_away_for_a_moment(start: Start, folder: Path, tmp_path:
 
 def test_sockets_that_were_tidied_away(start: Start, folder: Path, tmp_path: Path) -> None:
     server = start(*_options(folder), env={"TMPDIR": str(tmp_path)}).wait_ready()
-    streams = Streams(server, 2, 200).start()
+    streams = Streams(server, 2).start()
     for entry in tmp_path.iterdir():
         shutil.rmtree(entry)
     server.kill_engine()
@@ -181,7 +189,7 @@ def test_sockets_that_were_tidied_away(start: Start, folder: Path, tmp_path: Pat
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of other processes are Linux's")
 def test_no_file_descriptors_for_a_while(start: Start, folder: Path) -> None:
     server = start(*_options(folder)).wait_ready()
-    streams = Streams(server, 2, 300).start()
+    streams = Streams(server, 2).start()
     pid = server.process.pid
     soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     used = len(os.listdir(f"/proc/{pid}/fd"))
@@ -201,4 +209,4 @@ def test_a_model_that_cannot_be_loaded_still_ends_the_first_start(
     (model / "model.safetensors").write_bytes(b"nothing")
     server = start(*_options(model))
     assert server.process.wait(60) == 1
-    assert "cannot be" in server.log()
+    assert "not a sound safetensors file" in " ".join(server.log().split())

@@ -138,6 +138,21 @@ class Decoding:
         if not ends:
             self.undo(here)
 
+    def another(self, call: Steps[None], here: int) -> Steps[bool]:
+        """Reads one more call; where it is none after all, returns to `here`, and False."""
+        reader = self.reader
+        retry = reader.hold()
+        try:
+            yield from call
+        except Malformed:
+            reader.release(retry)
+            if self.committed or reader.truncated:
+                raise
+            reader.back(here)
+            return False
+        reader.release(retry)
+        return True
+
     def schema(self, name: str) -> Mapping[str, Any]:
         tool = self.sink.tools.get(name)
         return tool.parameters if tool is not None else {}

@@ -32,16 +32,8 @@ def decode_json(state: Decoding, syntax: JsonCalls) -> Steps[None]:
             if not closed:
                 state.undo(here)
             break
-        retry = reader.hold()
-        try:
-            yield from _recoverable(state, syntax)
-        except Malformed:
-            reader.release(retry)
-            if state.committed or reader.truncated:
-                raise
-            reader.back(here)
+        if not (yield from state.another(_recoverable(state, syntax), here)):
             return
-        reader.release(retry)
     yield from state.surplus(syntax.fence, listed and not closed)
     if syntax.fence:
         yield from state.closing(syntax.fence)

@@ -51,16 +51,8 @@ def decode_python(state: Decoding, syntax: PythonCalls) -> Steps[None]:
         if not (char.isalpha() or char == "_"):
             state.undo(here)
             break
-        retry = reader.hold()
-        try:
-            yield from _recoverable(state, syntax)
-        except Malformed:
-            reader.release(retry)
-            if state.committed or reader.truncated:
-                raise
-            reader.back(here)
+        if not (yield from state.another(_recoverable(state, syntax), here)):
             return
-        reader.release(retry)
     yield from state.surplus(syntax.fence)
     if syntax.fence:
         yield from state.closing(syntax.fence)
