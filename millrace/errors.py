@@ -164,6 +164,12 @@ class ModelError(MillraceError):
     status = 500
 
 
+class AdapterError(BadRequest):
+    """An adapter that cannot be served: its folder is broken, or it is for another model."""
+
+    code = "invalid_adapter"
+
+
 class SetupError(MillraceError):
     """The machine or the command line is not fit: a port in use, a missing library."""
 
@@ -171,7 +177,15 @@ class SetupError(MillraceError):
 
 
 _BY_CODE: dict[str, type[MillraceError]] = {
-    c.code: c for c in (BadRequest, Unsupported, DeadlineExceeded, EngineUnavailable, RequestFailed)
+    c.code: c
+    for c in (
+        BadRequest,
+        Unsupported,
+        DeadlineExceeded,
+        EngineUnavailable,
+        RequestFailed,
+        AdapterError,
+    )
 } | {"model_error": ModelError, "cancelled": Cancelled}
 
 

@@ -89,6 +89,8 @@ class Submit(msgspec.Struct, tag="submit", omit_defaults=True):
     thinking: Thinking | None = None
     cache_salt: str = ""
     """State is shared only between requests of the same salt."""
+    adapter: int = 0
+    """The slot of the adapter that its rows run with; 0 is none."""
     boundaries: list[int] = []
     """Prompt lengths at which a message ends: where state that cannot be cut is worth keeping."""
 
@@ -140,7 +142,25 @@ class Encode(msgspec.Struct, tag="encode", omit_defaults=True):
     priority: int = 0
 
 
-ToEngine = Submit | Encode | Abort | AbortChoice | Shutdown | CacheQuery
+class LoadAdapter(msgspec.Struct, tag="load_adapter", omit_defaults=True):
+    """Read an adapter's folder into a slot that is free; answered with AdapterLoaded or AdapterRefused."""
+
+    slot: int
+    name: str
+    path: str
+    digest: str = ""
+    """Of the files that were loaded before; others are refused."""
+
+
+class UnloadAdapter(msgspec.Struct, tag="unload_adapter"):
+    """Make a slot free, which no request uses any more."""
+
+    slot: int
+
+
+ToEngine = (
+    Submit | Encode | Abort | AbortChoice | Shutdown | CacheQuery | LoadAdapter | UnloadAdapter
+)
 
 
 class Loading(msgspec.Struct, tag="loading"):
@@ -278,6 +298,23 @@ class Step(msgspec.Struct, tag="step", omit_defaults=True):
     """The turn's length."""
 
 
+class AdapterLoaded(msgspec.Struct, tag="adapter_loaded"):
+    slot: int
+    digest: str
+    """Of the adapter's files, as they were read."""
+    rank: int
+    modules: int
+    """How many of the model's modules it changes."""
+    nbytes: int
+    """What all adapters take together."""
+
+
+class AdapterRefused(msgspec.Struct, tag="adapter_refused"):
+    slot: int
+    code: str
+    message: str
+
+
 class Failed(msgspec.Struct, tag="failed"):
     """A request that could not be carried out, or (no id) an engine that cannot start."""
 
@@ -286,7 +323,7 @@ class Failed(msgspec.Struct, tag="failed"):
     id: int | None = None
 
 
-FromEngine = Loading | Ready | Step | Failed | CacheReport
+FromEngine = Loading | Ready | Step | Failed | CacheReport | AdapterLoaded | AdapterRefused
 
 encoder = msgspec.msgpack.Encoder()
 to_engine = msgspec.msgpack.Decoder(ToEngine)

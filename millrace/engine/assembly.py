@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from millrace.config import EngineConfig
+from millrace.engine.adapters import Adapters
 from millrace.engine.cache_use import CacheUse
 from millrace.engine.decider import Decider, Settings
 from millrace.engine.executor import Executor
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from millrace.cache.store import SegmentStore
 
 DEFAULT_CHUNK = 512
+NO_LIMIT = 1 << 62
 
 
 def settings_of(config: EngineConfig, *, pipelined: bool) -> Settings:
@@ -49,6 +51,7 @@ def assemble(
     recorder: FlightRecorder | None = None,
     journal: Journal | None = None,
     vocabulary: int | None = None,
+    adapter_room: int = NO_LIMIT,
 ) -> Engine:
     recorder = recorder or NullRecorder()
     cache = None
@@ -61,5 +64,15 @@ def assemble(
         cache,
         trimmable=runner.trimmable,
     )
-    executor = Executor(runner, sampler, grammars, store, recorder, vocabulary)
-    return Engine(decider, executor, transport, grammars, store, recorder, journal=journal)
+    adapters = Adapters(runner.adapters, adapter_room)
+    executor = Executor(runner, sampler, adapters, grammars, store, recorder, vocabulary)
+    return Engine(
+        decider,
+        executor,
+        transport,
+        grammars,
+        store,
+        recorder,
+        adapters=adapters,
+        journal=journal,
+    )

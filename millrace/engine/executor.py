@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from millrace.cache.operations import Keep, KeepState, Restore, Source
+from millrace.engine.adapters import Adapters
 from millrace.engine.batch import Batch, Drawn
 from millrace.engine.grammar import Grammars
 from millrace.engine.logprobs import Logprobs
@@ -32,8 +33,10 @@ from millrace.engine.turn import (
     Forward,
     Join,
     Outcome,
+    PlaceAdapter,
     Read,
     Release,
+    RemoveAdapter,
     Reserve,
     RowResult,
     Sample,
@@ -82,6 +85,7 @@ class Executor:
         self,
         runner: Runner,
         sampler: Sampler,
+        adapters: Adapters,
         grammars: Grammars | None = None,
         store: SegmentStore | None = None,
         recorder: FlightRecorder | None = None,
@@ -96,6 +100,7 @@ class Executor:
         self._recorder = recorder or NullRecorder()
         self._patience = 0.0
         self._vocabulary = vocabulary
+        self._adapters = adapters
         self._batch = Batch(runner, sampler)
         self._rows: dict[int, Row] = {}
         self._prompts: dict[int, Prompt] = {}
@@ -158,6 +163,11 @@ class Executor:
                 row = self._rows.pop(number)
                 row.ended = True
                 self._report(Step(rows=[RowTokens(row.request.id, row.choice, [], reason)]))
+            case PlaceAdapter():
+                self._recorder.working([], UNKNOWN)
+                self._outcome.adapters.append(self._adapters.place(operation))
+            case RemoveAdapter(slot=slot):
+                self._adapters.remove(slot)
             case Forget(rows=numbers):
                 for number in numbers:
                     if number in self._rows:
@@ -243,6 +253,7 @@ class Executor:
             self._outcome.failed.append(Failed("invalid_request", str(error), request.id))
 
     def _check(self, request: Submit) -> None:
+        self._adapters.check(request)
         if self._vocabulary is None:
             return
         for tokens in (request.prompt, *(c.generated for c in request.choices)):
@@ -307,7 +318,8 @@ class Executor:
             job: prompt.tokens[: min(chunk.count, len(prompt.tokens) - 1)]
             for job, prompt in prompts.items()
         }
-        self._runner.together(runs, chunk.length, beside=bool(self._batch))
+        adapters = [prompt.request.adapter for prompt in prompts.values()]
+        self._runner.together(runs, chunk.length, beside=bool(self._batch), adapters=adapters)
         for job, run in runs.items():
             prompts[job].done = len(run)
 
@@ -318,7 +330,12 @@ class Executor:
         run = prompt.tokens[begin:end]
         top = prompt.scored
         logits = self._runner.chunk(
-            job, run, chunk.length, beside=bool(self._batch), scored=top is not None
+            job,
+            run,
+            chunk.length,
+            beside=bool(self._batch),
+            scored=top is not None,
+            adapter=prompt.request.adapter,
         )
         prompt.done = end
         if top is None or logits is None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from millrace.cache.observations import AnyObservation
+from millrace.engine.adapters import Adapters
 from millrace.engine.decider import Decider
 from millrace.engine.executor import UNKNOWN, Executor
 from millrace.engine.grammar import Grammars, PendingGrammar
@@ -18,9 +19,11 @@ from millrace.flight import FlightRecorder, NullRecorder
 from millrace.models.device import memory_now
 from millrace.protocol import (
     Abort,
+    AdapterRefused,
     CacheQuery,
     CacheReport,
     Failed,
+    LoadAdapter,
     Shutdown,
     Step,
     Submit,
@@ -29,7 +32,10 @@ from millrace.protocol import (
 )
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from millrace.cache.store import SegmentStore
+    from millrace.models.adapters.folder import Adapter
 
 log = logging.getLogger("millrace.engine")
 
@@ -55,6 +61,7 @@ class Engine:
         store: SegmentStore | None = None,
         recorder: FlightRecorder | None = None,
         *,
+        adapters: Adapters,
         journal: Journal | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -67,6 +74,9 @@ class Engine:
         self._recorder = recorder or NullRecorder()
         self._compiling: list[tuple[Submit, PendingGrammar]] = []
         """Requests whose grammar is not there yet: they are heard when it is."""
+        self._adapters = adapters
+        self._reading: list[tuple[LoadAdapter, Future[Adapter]]] = []
+        """Adapters whose files are being read: they are heard of when that is done."""
         self._journal = journal
         self._clock = clock
         self._outcome = Outcome()
@@ -82,7 +92,7 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        return self._decider.busy or bool(self._outcome.failed or self._compiling)
+        return self._decider.busy or bool(self._outcome.failed or self._compiling or self._reading)
 
     def turn(self) -> None:
         if not self.busy:
@@ -101,14 +111,19 @@ class Engine:
         if turn.progress:
             self._report(Step(prefilled=turn.progress))
         self._outcome = self._executor.execute(turn, self._report)
-        for failed in self._outcome.failed:
-            self._transport.send(failed)
+        for answer in (*self._outcome.failed, *self._outcome.adapters):
+            self._transport.send(answer)
         self._answer(messages)
 
     def _prepared(self, messages: list[ToEngine]) -> list[ToEngine]:
-        """The messages in order, requests with a grammar once that has been compiled."""
-        heard: list[ToEngine] = []
+        """The messages in order, requests with a grammar once that has been compiled, adapters once they
+        have been read."""
+        heard: list[ToEngine] = self._read_adapters(messages)
         for message in messages:
+            if isinstance(message, LoadAdapter):
+                continue
+            if isinstance(message, Submit):
+                message = self._adapters.salted(message)
             if isinstance(message, Submit) and self._grammars is not None:
                 self._recorder.working([message.id], UNKNOWN)
                 self._compiling.append((message, self._grammars.begin(message)))
@@ -132,6 +147,30 @@ class Engine:
         # A request that is heard late is aborted after it, not before.
         return sorted(heard, key=lambda m: not isinstance(m, Submit))
 
+    def _read_adapters(self, messages: list[ToEngine]) -> list[ToEngine]:
+        """Begin to read those that are wanted now; returns those that have been read."""
+        for message in messages:
+            if isinstance(message, LoadAdapter):
+                self._reading.append((message, self._adapters.begin(message)))
+        heard: list[ToEngine] = []
+        waiting: list[tuple[LoadAdapter, Future[Adapter]]] = []
+        for load, pending in self._reading:
+            if not pending.done():
+                waiting.append((load, pending))
+                continue
+            try:
+                self._adapters.was_read(load, pending.result())
+                heard.append(load)
+            except MillraceError as error:
+                self._transport.send(AdapterRefused(load.slot, error.code, error.message))
+            except (
+                Exception
+            ) as error:  # whatever a broken file makes of its reader is its own fault
+                log.exception("the adapter %s cannot be read", load.name)
+                self._transport.send(AdapterRefused(load.slot, "invalid_adapter", repr(error)))
+        self._reading = waiting
+        return heard
+
     def _observed(self) -> list[AnyObservation]:
         """What the disk has to say: at first, all that it has."""
         if self._store is None:
@@ -144,7 +183,8 @@ class Engine:
         if not self.busy:
             self._check()
             return self._decider.again
-        return DISK_WAIT if self._decider.stuck else 0.0
+        idle = self._reading and not (self._decider.busy or self._compiling)
+        return DISK_WAIT if idle or self._decider.stuck else 0.0
 
     def _report(self, step: Step) -> None:
         step.running = self._decider.running

@@ -14,8 +14,17 @@ from millrace.engine.books import Job, Phase, Seat, grouped
 from millrace.engine.cache_use import CacheUse
 from millrace.engine.memory import Budget
 from millrace.engine.scheduler import Scheduler
-from millrace.engine.turn import Admit, Forget, Release, Turn
-from millrace.protocol import Abort, AbortChoice, CacheQuery, Failed, Submit, ToEngine
+from millrace.engine.turn import Admit, Forget, PlaceAdapter, Release, RemoveAdapter, Turn
+from millrace.protocol import (
+    Abort,
+    AbortChoice,
+    CacheQuery,
+    Failed,
+    LoadAdapter,
+    Submit,
+    ToEngine,
+    UnloadAdapter,
+)
 
 
 @dataclass
@@ -51,6 +60,10 @@ class Requests:
                 self.abort(id, None, draft)
             case AbortChoice(id=id, choice=choice):
                 self.abort(id, choice, draft)
+            case LoadAdapter(slot=slot, name=name, path=path, digest=digest):
+                draft.out.append(PlaceAdapter(slot, name, path, digest))
+            case UnloadAdapter(slot=slot):
+                draft.out.append(RemoveAdapter(slot))
             case CacheQuery(clear=True):
                 if self._cache is not None:
                     self._cache.index.clear(draft.out)

@@ -20,6 +20,7 @@ from millrace.engine.measure import cost_of
 from millrace.engine.memory import NOTHING, Rectangle, StateCost
 from millrace.engine.shapes import Shapes
 from millrace.engine.slots import LayerShape, Positions, SlotKVCache
+from millrace.models.adapters.slots import slots_of
 
 ForwardPass = Callable[[Any, mx.array, list[Any]], mx.array]
 """Runs a chunk of tokens through a model on top of caches; returns its logits."""
@@ -47,6 +48,7 @@ class Runner:
         self._products = getattr(model, "own_products", None)
         """What the model's layers share, where they are our own: they run when they are called."""
         self._forward = forward
+        self.adapters = slots_of(model)
         if used is None:
             used = make_prompt_cache(model)
             mx.eval(model(mx.array([[0]], mx.int32), cache=used))
@@ -61,6 +63,8 @@ class Runner:
         self._positions = Positions(self.shapes)
         self._batch: list[Any] = []
         self._size = NOTHING
+        self.row_adapters: list[int] = []
+        """The rows' adapters, by slot."""
 
     @property
     def immediate(self) -> bool:
@@ -95,7 +99,14 @@ class Runner:
         self._prompts.pop(job, None)
 
     def chunk(
-        self, job: int, tokens: Sequence[int], length: int, *, beside: bool, scored: bool
+        self,
+        job: int,
+        tokens: Sequence[int],
+        length: int,
+        *,
+        beside: bool,
+        scored: bool,
+        adapter: int = 0,
     ) -> mx.array | None:
         """Launch the next tokens of a prompt, padded to `length`; returns their logits if they are
         `scored`.
@@ -103,6 +114,7 @@ class Runner:
         `beside` says that rows are running: the chunk is launched without waiting for anything.
         """
         caches = self._prompts[job]
+        self.adapters.use([adapter])
         padded = [*tokens, *[0] * (length - len(tokens))]
         if self._in_place:
             logits: mx.array | None
@@ -117,11 +129,19 @@ class Runner:
         mx.async_eval([c.state for c in caches])
         return logits[:, : len(tokens)] if scored else None
 
-    def together(self, runs: Mapping[int, Sequence[int]], length: int, *, beside: bool) -> None:
+    def together(
+        self,
+        runs: Mapping[int, Sequence[int]],
+        length: int,
+        *,
+        beside: bool,
+        adapters: Sequence[int] = (),
+    ) -> None:
         """Launch the first tokens of several prompts as one run, each padded to `length`.
 
         What stands after the end of a shorter one is cut off: nothing before it looks there.
         """
+        self.adapters.use(adapters)
         shared = self.make_caches()
         padded = [[*run, *[0] * (length - len(run))] for run in runs.values()]
         forward = whole if beside else self._forward
@@ -165,7 +185,7 @@ class Runner:
                 cache.resize(size, len(self))
         self._size = size
 
-    def join(self, job: int, copies: int, length: int) -> None:
+    def join(self, job: int, copies: int, length: int, adapter: int = 0) -> None:
         """Add so many rows that go on from a prompt's state after `length` tokens."""
         caches = self._prompts.pop(job, None) or self.make_caches()
         first = len(self)
@@ -182,6 +202,7 @@ class Runner:
             else:
                 mine.extend(merged)
         self._positions.lens += [length] * copies
+        self.row_adapters += [adapter] * copies
 
     def keep_rows(self, order: list[int]) -> None:
         """The batch becomes these of its rows, in this order."""
@@ -199,11 +220,12 @@ class Runner:
             else:
                 cache.filter(index)
         self._positions.lens = [lens[i] for i in order]
+        self.row_adapters = [self.row_adapters[i] for i in order]
 
     def empty(self) -> None:
         """Let go of the batch and its memory."""
         self._batch, self._size = [], NOTHING
-        self._positions.lens = []
+        self._positions.lens, self.row_adapters = [], []
         self._positions.moved += 1
 
     def step(self, inputs: mx.array) -> mx.array:
@@ -215,6 +237,7 @@ class Runner:
         positions.begin(inputs.shape[1], self._size.slots if self.trimmable else None)
         if positions.rows > rows:
             inputs = mx.pad(inputs, ((0, positions.rows - rows), (0, 0)))
+        self.adapters.use([*self.row_adapters, *[0] * (inputs.shape[0] - rows)])
         logits: mx.array = self._model(inputs, cache=self._batch)
         if inputs.shape[1] == 1:
             self.advance([1] * rows)

@@ -11,7 +11,15 @@ import msgspec
 
 from millrace.cache.observations import AnyObservation
 from millrace.cache.operations import AnyOperation, Operation
-from millrace.protocol import Failed, FinishReason, Prefilled, Submit, ToEngine
+from millrace.protocol import (
+    AdapterLoaded,
+    AdapterRefused,
+    Failed,
+    FinishReason,
+    Prefilled,
+    Submit,
+    ToEngine,
+)
 
 
 class Admit(Operation, frozen=True):
@@ -97,6 +105,21 @@ class Forget(Operation, frozen=True):
     rows: list[int]
 
 
+class PlaceAdapter(Operation, frozen=True):
+    """An adapter comes into a slot; the rows of requests that name the slot run with it from here on."""
+
+    slot: int
+    name: str
+    path: str
+    digest: str = ""
+
+
+class RemoveAdapter(Operation, frozen=True):
+    """A slot becomes free: no row that runs has it."""
+
+    slot: int
+
+
 EngineOperation = (
     Admit
     | Begin
@@ -110,6 +133,8 @@ EngineOperation = (
     | Sample
     | Finish
     | Forget
+    | PlaceAdapter
+    | RemoveAdapter
 )
 TurnOperation = EngineOperation | AnyOperation
 
@@ -143,6 +168,7 @@ class Outcome(msgspec.Struct):
     rows: list[RowResult] = []
     failed: list[Failed] = []
     """Requests that could not be admitted."""
+    adapters: list[AdapterLoaded | AdapterRefused] = []
     step_fault: str | None = None
     """The batch could not be run: nothing of it is left, and its rows have only what was read."""
     chunk_fault: str | None = None

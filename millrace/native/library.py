@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache, partial
 
-from millrace.native import attention, stages
+from millrace.native import attention, lowrank, stages
 from millrace.native.compile import Body, Code, compile_kernels, processor
 from millrace.native.formats import Format
 
@@ -63,6 +63,8 @@ def shared() -> Code:
         stages.gelu,
         stages.headed,
         attention.merged,
+        lowrank.lowered,
+        lowrank.raised,
     ):
         kernels[body.__name__] = body
     return compile_kernels("shared", kernels)

@@ -87,6 +87,11 @@ class OwnLinear(nn.Module):  # type: ignore[misc]
     def nbytes(self) -> int:
         return self._matrix.nbytes
 
+    @property
+    def adaptable(self) -> tuple[int, int] | None:
+        """Inputs and outputs, where an adapter may change the layer."""
+        return self._matrix.inputs, self._matrix.outputs
+
     def __call__(self, x: mx.array) -> mx.array:
         if self._head and not self._products.logits:
             return mx.zeros((*x.shape[:-1], 0))
@@ -101,6 +106,10 @@ class OwnEmbedding(OwnLinear):
 
     def __init__(self, matrix: Packed, products: Products) -> None:
         super().__init__(matrix, products, head=True)
+
+    @property
+    def adaptable(self) -> tuple[int, int] | None:
+        return None
 
     def __call__(self, tokens: mx.array) -> mx.array:
         ids = np.array(tokens.reshape(-1), dtype=np.int64)

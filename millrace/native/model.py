@@ -13,6 +13,8 @@ import numpy as np
 from mlx_lm.models.cache import KVCache
 
 from millrace.native import attention, library
+from millrace.native.adapters import NativeAdapters
+from millrace.native.lowrank import STEP
 from millrace.native.packing import Array
 from millrace.native.plan import Plan
 from millrace.native.pool import Pool
@@ -32,13 +34,16 @@ class NativeModel:
         self.layers = plan.layers
         self.grain = library.tile_shape()[0]
         """Tokens of a prompt that are computed at once: fewer take as long."""
+        self.adapters = NativeAdapters(plan)
         self._plan = plan
         self._pool = Pool(threads)
         self._size = Capacity()
         self._tables: Tables | None = None
         self._buffers: Buffers | None = None
         self._angles: list[tuple[Array, Array]] = []
-        self._programs: dict[tuple[int, int, bool], Program] = {}
+        self._programs: dict[tuple[int, int, bool, bool], Program] = {}
+        self._written_for = 0
+        """What the adapters had changed when the programs were written."""
         self._found: tuple[Any, int, int, Tables] | None = None
         """The batch whose memory the tables tell, and how often it had moved by then."""
         self._width = 0
@@ -71,8 +76,20 @@ class NativeModel:
         total = rows * count
         wanted = total if logits else 0
         items = Items.of(self._plan, places, count, self._pool.threads)
+        adapted = bool(self.adapters.rows)
+        if self._written_for != self.adapters.changes:
+            self._programs.clear()
+            self._written_for = self.adapters.changes
         self._reserve(
-            Capacity(total, rows, wanted, max(places) + count, len(items.items), len(items.merges))
+            Capacity(
+                total,
+                rows,
+                wanted,
+                max(places) + count,
+                len(items.items),
+                len(items.merges),
+                self.adapters.steps if adapted else 0,
+            )
         )
         tables, buffers = self._tables, self._buffers
         assert tables is not None and buffers is not None
@@ -86,11 +103,13 @@ class NativeModel:
         tables.items[: len(items.items)] = items.items
         if items.merges:
             tables.merges[: len(items.merges)] = items.merges
-        program = self._program(total, wanted, items.few)
+        program = self._program(total, wanted, items.few, adapted)
         records = program.records
         self._pool.retire(records)
         records[program.attending, UNITS] = len(items.items)
         records[program.merging, UNITS] = len(items.merges)
+        if adapted:
+            self._note_adapters(tables, program, rows, count)
         buffers.x[total : library.padded_rows(total)] = 0
         self._pool.run(records)
         for layer in cache:
@@ -100,6 +119,17 @@ class NativeModel:
             return None
         found = buffers.logits[:total, : self._plan.vocabulary]
         return mx.array(found).reshape(rows, count, -1)
+
+    def _note_adapters(self, tables: Tables, program: Program, rows: int, count: int) -> None:
+        """Which tokens have an adapter, and which."""
+        if len(self.adapters.rows) != rows:
+            raise ValueError(f"{rows} rows have {len(self.adapters.rows)} adapters.")
+        slots = np.repeat(np.array(self.adapters.rows, np.int64), count)
+        chosen = np.flatnonzero(slots)
+        tables.slots[: rows * count] = slots
+        tables.adapted[: len(chosen)] = chosen
+        for stage, each in program.adapting:
+            program.records[stage, UNITS] = len(chosen) * each
 
     def _places(self, cache: list[Any], rows: int, count: int) -> list[int]:
         """Where the rows' next tokens stand; caches are given the room for them."""
@@ -135,13 +165,14 @@ class NativeModel:
             values[:, :, : layer.offset] = layer.values[:, :, : layer.offset]
         layer.keys, layer.values = keys, values
 
-    def _program(self, tokens: int, logits: int, few: bool) -> Program:
-        key = tokens, logits, few
+    def _program(self, tokens: int, logits: int, few: bool, adapted: bool) -> Program:
+        key = tokens, logits, few, adapted
         if key not in self._programs:
             assert self._buffers and self._tables and self._angles
             if len(self._programs) >= _MOST_PROGRAMS:
                 self._programs.clear()
-            writer = Writer(self._plan, self._buffers, self._tables, self._angles)
+            adapters = self.adapters if adapted else None
+            writer = Writer(self._plan, self._buffers, self._tables, self._angles, adapters)
             self._programs[key] = writer.write(tokens, logits, few=few)
         return self._programs[key]
 
@@ -153,7 +184,9 @@ class NativeModel:
         plan, layers = self._plan, len(self._plan.layers)
         self._programs.clear()
         self._tables = Tables(layers, size.tokens, size.rows, max(size.items, size.merges))
-        self._buffers = Buffers(plan, size.tokens, size.logits, size.items, self._pool.threads)
+        self._buffers = Buffers(
+            plan, size.tokens, size.logits, size.items, self._pool.threads, size.steps * STEP
+        )
         if size.places != self._size.places:
             self._angles = [angles.table(size.places) for angles in plan.angles]
         self._size = size
@@ -169,9 +202,14 @@ class Capacity:
     places: int = 0
     items: int = 0
     merges: int = 0
+    steps: int = 0
+    """Of the ranks of adapters."""
 
     def with_room_for(self, wanted: Capacity) -> Capacity:
-        return Capacity(*map(_grown, astuple(self), astuple(wanted), (96, 16, 16, 1024, 64, 64)))
+        least = (96, 16, 16, 1024, 64, 64)
+        *has, steps = astuple(self)
+        *needs, more = astuple(wanted)
+        return Capacity(*[*map(_grown, has, needs, least), max(steps, more)])
 
 
 def _grown(has: int, wanted: int, least: int) -> int:

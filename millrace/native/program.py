@@ -11,13 +11,18 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from millrace.native import attention, library, stages
+from millrace.native import attention, library, lowrank, stages
+from millrace.native.adapters import HEAD, NativeAdapters
 from millrace.native.packing import Array, Packed, aligned
 from millrace.native.plan import LayerPlan, Plan
 from millrace.native.products import FLOAT_BYTES, SUMS
 from millrace.native.records import Stage, at, bits, embedding, product, rows_of, unpacked_bytes
 
 _FIELDS = 24
+_SIDE_BY_SIDE = 3
+"""Products of the same inputs, at most: queries, keys and values."""
+_PART = 4
+"""Of the outputs that an adapter adds to a token, so many times 64 are a unit's where tokens are few."""
 UNITS = stages.HEAD.index("units")
 
 
@@ -27,6 +32,10 @@ class Program:
     attending: list[int]
     """The stages whose units are items of attention."""
     merging: list[int]
+    adapting: list[tuple[int, int]]
+    """The stages whose units are of tokens with an adapter, and how many of each."""
+    held: list[Array]
+    """What its records point to and nobody else holds."""
 
 
 class Tables:
@@ -37,6 +46,9 @@ class Tables:
         self.places = aligned((tokens,), np.int64)
         self.rows = aligned((tokens,), np.int64)
         self.every = np.arange(tokens, dtype=np.int64)
+        self.slots = aligned((tokens,), np.int64)
+        self.adapted = aligned((tokens,), np.int64)
+        """The tokens that have an adapter."""
         self.keys = aligned((layers, rows), np.int64)
         self.values = aligned((layers, rows), np.int64)
         self.strides = aligned((rows,), np.int64)
@@ -47,7 +59,9 @@ class Tables:
 class Buffers:
     """The floats of a pass: each row of a buffer is one token's."""
 
-    def __init__(self, plan: Plan, tokens: int, logits: int, parts: int, threads: int) -> None:
+    def __init__(
+        self, plan: Plan, tokens: int, logits: int, parts: int, threads: int, ranks: int = 0
+    ) -> None:
         size = plan.head_size
         attended = plan.queries * size
         widest = max(plan.hidden, plan.intermediate, attended)
@@ -60,6 +74,8 @@ class Buffers:
         self.active = _floats(tokens, plan.intermediate)
         self.sums = _floats(tokens, widest // SUMS)
         self.logits = _floats(logits, plan.head.blocks * 16)
+        self.ranks = ranks
+        self.low = _floats(tokens, _SIDE_BY_SIDE * ranks)
         self.parts = _floats(parts * attention.MOST_SPLIT, size)
         self.part_stats = _floats(parts * attention.MOST_SPLIT, 2)
         layer = plan.layers[0]
@@ -79,8 +95,13 @@ class Writer:
         buffers: Buffers,
         tables: Tables,
         angles: list[tuple[Array, Array]],
+        adapters: NativeAdapters | None = None,
     ) -> None:
+        """With `adapters`, the stages of those are written too."""
         self._plan, self._buffers, self._tables, self._angles = plan, buffers, tables, angles
+        self._adapters = adapters
+        self._adapting: list[tuple[int, int]] = []
+        self._held: list[Array] = []
         self._records: list[list[int]] = []
         self._together = 0
         """Stages that nobody has waited for."""
@@ -89,31 +110,36 @@ class Writer:
 
     def write(self, tokens: int, logits: int, *, few: bool) -> Program:
         plan, buffers = self._plan, self._buffers
-        padded = library.padded_rows(tokens)
         self._embed(plan.embedding, tokens)
         for number, layer in enumerate(plan.layers):
             self._norm(layer.norm, tokens)
-            column = 0
-            for matrix in (layer.queries, layer.keys, layer.values):
-                out = buffers.heads[:, column:]
-                self._product(matrix, buffers.normed, out, padded, last=matrix is layer.values)
-                column += matrix.outputs
+            ends = np.cumsum([0, layer.queries.outputs, layer.keys.outputs])
+            self._products(
+                number,
+                buffers.normed,
+                tokens,
+                [
+                    (name, getattr(layer, name), buffers.heads[:, end:])
+                    for name, end in zip(("queries", "keys", "values"), ends, strict=True)
+                ],
+            )
             self._heads(number, layer, tokens)
             self._attend(number, layer, few)
-            self._branch(layer.out, buffers.attended, layer.out_norm, tokens)
+            self._branch(number, "out", buffers.attended, layer.out_norm, tokens)
             self._norm(layer.feed_norm, tokens)
-            half = plan.intermediate
-            self._product(layer.gate, buffers.normed, buffers.fed, padded, last=False)
-            self._product(layer.up, buffers.normed, buffers.fed[:, half:], padded)
+            up = buffers.fed[:, plan.intermediate :]
+            both = [("gate", layer.gate, buffers.fed), ("up", layer.up, up)]
+            self._products(number, buffers.normed, tokens, both)
             self._gate(tokens)
-            self._branch(layer.down, buffers.active, layer.down_norm, tokens)
+            self._branch(number, "down", buffers.active, layer.down_norm, tokens)
         if logits:
             self._norm(plan.norm, logits)
-            self._product(plan.head, buffers.normed, buffers.logits, library.padded_rows(logits))
+            head = [("head", plan.head, buffers.logits)]
+            self._products(HEAD, buffers.normed, logits, head)
         records = np.zeros((len(self._records), _FIELDS), np.int64)
         for record, fields in zip(records, self._records, strict=True):
             record[: len(fields)] = fields
-        return Program(records, self._attending, self._merging)
+        return Program(records, self._attending, self._merging, self._adapting, self._held)
 
     def _stage(
         self, function: int, units: int, fields: dict[str, int], names: tuple[str, ...]
@@ -130,14 +156,13 @@ class Writer:
         factor = self._plan.embedding_factor
         self._add(embedding(matrix, self._tables.tokens, tokens, self._buffers.x, factor))
 
-    def _branch(self, matrix: Packed, x: Array, weight: Array | None, tokens: int) -> None:
+    def _branch(self, number: int, name: str, x: Array, weight: Array | None, tokens: int) -> None:
         """Add to the rows what a branch of the layer ends with, normed first where there is a norm."""
-        buffers = self._buffers
-        padded = library.padded_rows(tokens)
+        buffers, matrix = self._buffers, getattr(self._plan.layers[number], name)
         if weight is None:
-            self._product(matrix, x, buffers.x, padded, start=stages.KEEP)
+            self._products(number, x, tokens, [(name, matrix, buffers.x)], start=stages.KEEP)
             return
-        self._product(matrix, x, buffers.normed, padded)
+        self._products(number, x, tokens, [(name, matrix, buffers.normed)])
         fields = {
             **rows_of("x", buffers.normed),
             "weight": at(weight),
@@ -160,10 +185,76 @@ class Writer:
         }
         self._stage(library.shared().address["norm"], count, fields, stages.NORM)
 
-    def _product(self, matrix: Packed, x: Array, out: Array, rows: int, *,
-                 start: int = stages.ZERO, last: bool = True) -> None:  # fmt: skip
-        buffers = self._buffers
-        self._add(product(matrix, x, buffers.sums, out, rows, buffers.scratch, start), last=last)
+    def _products(
+        self,
+        layer: int,
+        x: Array,
+        tokens: int,
+        wanted: list[tuple[str, Packed, Array]],
+        *,
+        start: int = stages.ZERO,
+    ) -> None:
+        """Products of the same inputs side by side, by name, with what adapters add to them."""
+        buffers, rows = self._buffers, library.padded_rows(tokens)
+        adapted = self._adapted(layer, wanted)
+        if adapted is not None:
+            self._lower(adapted, x)
+        for _, matrix, out in wanted:
+            stage = product(matrix, x, buffers.sums, out, rows, buffers.scratch, start)
+            self._add(stage, last=matrix is wanted[-1][1])
+        if adapted is not None:
+            self._raise(adapted, wanted[0][2], tokens)
+
+    def _adapted(self, layer: int, wanted: list[tuple[str, Packed, Array]]) -> Array | None:
+        """The table of those products that adapters add to; None where they do to none."""
+        if self._adapters is None:
+            return None
+        rank = self._buffers.ranks * FLOAT_BYTES
+        found = []
+        for place, (name, matrix, out) in enumerate(wanted):
+            table = self._adapters.table((layer, name))
+            if table is not None:
+                further = at(out) - at(wanted[0][2])
+                found.append((at(table), place * rank, further, matrix.blocks // lowrank.WIDE))
+        if not found:
+            return None
+        self._held.append(np.array(found, np.int64))
+        return self._held[-1]
+
+    def _lower(self, adapted: Array, x: Array) -> None:
+        fields = {
+            **rows_of("x", x),
+            **self._whose(adapted),
+            "count": x.shape[1] // 16,
+        }
+        self._adapting.append((len(self._records), 1))
+        code = library.shared().address["lowered"]
+        self._add(Stage.of(code, 0, fields, lowrank.LOWERED), last=False)
+
+    def _raise(self, adapted: Array, out: Array, tokens: int) -> None:
+        widest = int(adapted[:, lowrank.MEMBERS.index("wide")].max())
+        # Where there are few tokens, each is shared between threads.
+        part = widest if tokens >= 2 * len(self._buffers.scratch) else _PART
+        parts = -(-widest // part)
+        fields = {
+            **rows_of("out", out),
+            **self._whose(adapted),
+            "parts": parts,
+            "part": part,
+        }
+        self._adapting.append((len(self._records), parts))
+        code = library.shared().address["raised"]
+        self._add(Stage.of(code, 0, fields, lowrank.RAISED))
+
+    def _whose(self, adapted: Array) -> dict[str, int]:
+        tables = self._tables
+        return {
+            "chosen": at(tables.adapted),
+            "slots": at(tables.slots),
+            "members": at(adapted),
+            "size": len(adapted),
+            **rows_of("low", self._buffers.low),
+        }
 
     def _heads(self, number: int, layer: LayerPlan, tokens: int) -> None:
         plan, tables = self._plan, self._tables

@@ -22,7 +22,17 @@ from millrace.engine.sampler import Sampler
 from millrace.engine.sampling import HostSampling, SamplingBackend
 from millrace.engine.transport import ThreadTransport
 from millrace.engine.turn import Seen, Turn, encoder
-from millrace.protocol import Failed, FromEngine, Prefilled, Step, Submit, ToEngine, TokenLogprob
+from millrace.protocol import (
+    AdapterLoaded,
+    AdapterRefused,
+    Failed,
+    FromEngine,
+    Prefilled,
+    Step,
+    Submit,
+    ToEngine,
+    TokenLogprob,
+)
 
 Key = tuple[int, int]
 
@@ -52,6 +62,7 @@ class Bench:
         self.prefilled: dict[int, int] = {}
         self.logprobs: dict[Key, list[TokenLogprob]] = {}
         self.prompt_logprobs: dict[int, list[TokenLogprob]] = {}
+        self.adapters: dict[int, AdapterLoaded | AdapterRefused] = {}
         self.transport = ThreadTransport(self._deliver)
         settings = EngineConfig(model="tiny", name="tiny", **config)
         sampler = Sampler(backend or HostSampling())
@@ -105,6 +116,8 @@ class Bench:
                     self.found[part.id] = part
             case Failed(id=id):
                 self.failed[id] = message
+            case AdapterLoaded(slot=slot) | AdapterRefused(slot=slot):
+                self.adapters[slot] = message
 
     def put(self, message: ToEngine, turns: int = 0) -> None:
         self.transport.put(message)

@@ -1,0 +1,144 @@
+"""An adapter's folder, in mlx-lm's form or PEFT's, as pairs of factors by module.
+
+It knows what the two forms write and what of them cannot be honoured; which modules a model has is
+`fitting`'s business.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from millrace.errors import AdapterError
+from millrace.models.adapters import peft
+from millrace.models.adapters.tensors import Floats, arrays, new_digest, read_bytes
+
+CONFIG = "adapter_config.json"
+MOST_RANK = 1024
+_MOST_CONFIG = 1 << 20
+
+
+@dataclass(frozen=True)
+class Factors:
+    """What an adapter adds to a module's outputs: x times `a` times `b`, the scale in `b`."""
+
+    a: Floats
+    """(inputs, rank)"""
+    b: Floats
+    """(rank, outputs)"""
+
+    @property
+    def rank(self) -> int:
+        return int(self.a.shape[1])
+
+
+@dataclass(frozen=True)
+class Adapter:
+    digest: str
+    """Of the folder's files: another digest is another adapter, whatever its name."""
+    modules: Mapping[str, Factors]
+
+    @property
+    def rank(self) -> int:
+        return max(f.rank for f in self.modules.values())
+
+
+def read(folder: Path, most: int) -> Adapter:
+    """The adapter in a folder, whose weights may have so many bytes; raises AdapterError."""
+    if not folder.is_dir():
+        raise AdapterError(f"There is no adapter folder {folder}.")
+    digest = new_digest()
+    raw = read_bytes(folder / CONFIG, _MOST_CONFIG, digest)
+    try:
+        config = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise AdapterError(f"{folder / CONFIG} is not valid JSON: {error}.") from error
+    if not isinstance(config, dict):
+        raise AdapterError(f"{folder / CONFIG} should hold a JSON object.")
+    if "peft_type" in config:
+        file = _weights(folder, "adapter_model.safetensors", "adapter_model.bin")
+        pairs = peft.pairs(config, arrays(read_bytes(file, most, digest), file), folder)
+    elif "lora_parameters" in config or "fine_tune_type" in config:
+        file = _weights(folder, "adapters.safetensors", "adapters.npz")
+        pairs = _mlx_pairs(config, arrays(read_bytes(file, most, digest), file), folder)
+    else:
+        raise AdapterError(
+            f"{folder / CONFIG} is neither PEFT's (no peft_type) nor mlx-lm's (no lora_parameters)."
+        )
+    if not pairs:
+        raise AdapterError(f"{file} holds no LoRA weights.")
+    modules = {name: _factors(name, *pair, folder) for name, pair in pairs.items()}
+    return Adapter(digest.hexdigest(), modules)
+
+
+def _weights(folder: Path, name: str, older: str) -> Path:
+    if not (folder / name).is_file() and (folder / older).is_file():
+        raise AdapterError(
+            f"{folder} has its weights in {older}, which is not read; convert them to {name}."
+        )
+    return folder / name
+
+
+def _factors(name: str, a: Floats, b: Floats, scale: float, folder: Path) -> Factors:
+    """Checked, and the scale in `b`."""
+    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0] or 0 in (*a.shape, *b.shape):
+        raise AdapterError(
+            f"{folder}: the factors of {name} are {a.shape} and {b.shape}, which are no (inputs, rank) "
+            "and (rank, outputs)."
+        )
+    if a.shape[1] > MOST_RANK:
+        raise AdapterError(
+            f"{folder}: {name} has rank {a.shape[1]}; at most {MOST_RANK} is served."
+        )
+    if not math.isfinite(scale):
+        raise AdapterError(f"{folder}: the scale of {name} is not finite.")
+    with np.errstate(over="ignore"):
+        scaled = b * np.float32(scale)
+    if not np.isfinite(scaled).all():
+        raise AdapterError(f"{folder}: the scaled factors of {name} are not finite.")
+    return Factors(np.ascontiguousarray(a), np.ascontiguousarray(scaled))
+
+
+def _mlx_pairs(
+    config: Mapping[str, Any], weights: Mapping[str, Floats], folder: Path
+) -> dict[str, tuple[Floats, Floats, float]]:
+    kind = config.get("fine_tune_type", "lora")
+    if kind != "lora":
+        raise AdapterError(f"{folder}: the adapter is of type {kind}; only LoRA is served.")
+    parameters = config.get("lora_parameters")
+    if not isinstance(parameters, dict):
+        raise AdapterError(f"{folder / CONFIG} has no lora_parameters.")
+    scale, rank = parameters.get("scale"), parameters.get("rank")
+    if isinstance(scale, bool) or not isinstance(scale, int | float):
+        raise AdapterError(f"{folder / CONFIG}: lora_parameters has no number as scale.")
+    halves: dict[str, dict[str, Floats]] = {}
+    for key, value in weights.items():
+        name, _, part = key.rpartition(".")
+        if part not in ("lora_a", "lora_b"):
+            raise AdapterError(f"{folder}: {key} is no weight of a LoRA adapter.")
+        if value.ndim != 2:
+            raise AdapterError(
+                f"{folder}: {name} is a layer of experts; adapters of those are not served."
+            )
+        halves.setdefault(name, {})[part] = value
+    for name, found in halves.items():
+        if len(found) != 2:
+            raise AdapterError(f"{folder}: {name} has only one of lora_a and lora_b.")
+        if rank is not None and found["lora_a"].shape[1] != rank:
+            raise AdapterError(
+                f"{folder}: {name} has rank {found['lora_a'].shape[1]}, and {CONFIG} says {rank}."
+            )
+    return {name: (f["lora_a"], f["lora_b"], _number(scale)) for name, f in halves.items()}
+
+
+def _number(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf

@@ -1,0 +1,127 @@
+"""PEFT's form of an adapter: what its configuration asks for, and its weights by the base's own names.
+
+What would change the answer and is not served is refused here, each with its reason.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from millrace.errors import AdapterError
+from millrace.models.adapters.tensors import Floats
+
+_PREFIX = "base_model.model."
+_WEIGHT = re.compile(r"(.+)\.lora_([AB])(?:\.[^.]+)?\.weight")
+_REFUSED: dict[str, str] = {
+    "use_dora": "it is DoRA, and only plain LoRA is served",
+    "modules_to_save": "it brings whole modules (modules_to_save), and only LoRA factors are served",
+    "layer_replication": "it replicates layers",
+    "trainable_token_indices": "it brings token embeddings of its own",
+    "lora_bias": "its factors have biases",
+    "alora_invocation_tokens": "it is an activated LoRA (aLoRA)",
+    "target_parameters": "it targets parameters and not modules",
+    "megatron_config": "it is for Megatron's layers",
+    "use_qalora": "it is a QALoRA",
+    "use_bdlora": "it is a BD-LoRA",
+    "arrow_config": "it is routed by Arrow",
+    "fan_in_fan_out": "its base stores weights transposed (fan_in_fan_out)",
+}
+_OTHER_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""Ways of beginning that change the base's weights: without that other base, the factors mean nothing."""
+
+
+def pairs(
+    config: Mapping[str, Any], weights: Mapping[str, Floats], folder: Path
+) -> dict[str, tuple[Floats, Floats, float]]:
+    """Factors (inputs, rank) and (rank, outputs) and their scale, by module."""
+    _check(config, folder)
+    halves: dict[str, dict[str, Floats]] = {}
+    for key, value in weights.items():
+        match = _WEIGHT.fullmatch(key)
+        if match is None:
+            raise AdapterError(f"{folder}: {key} is no weight of a plain LoRA adapter.")
+        halves.setdefault(match[1].removeprefix(_PREFIX), {})[match[2]] = value
+    ranks = _patterns(config, "rank_pattern", folder)
+    alphas = _patterns(config, "alpha_pattern", folder)
+    found: dict[str, tuple[Floats, Floats, float]] = {}
+    for name, both in halves.items():
+        if len(both) != 2 or both["A"].ndim != 2 or both["B"].ndim != 2:
+            raise AdapterError(f"{folder}: {name} has no two matrices lora_A and lora_B.")
+        a, b = both["A"].T, both["B"].T
+        rank = _chosen(ranks, name, config.get("r"))
+        alpha = _chosen(alphas, name, config.get("lora_alpha"))
+        if rank is None or alpha is None or not 1 <= rank < 2**31:
+            raise AdapterError(
+                f"{folder}: adapter_config.json gives no r and lora_alpha for {name}."
+            )
+        if a.shape[1] != rank:
+            raise AdapterError(
+                f"{folder}: {name} has rank {a.shape[1]}, and adapter_config.json says {rank:g}."
+            )
+        scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+        found[name] = a, b, scale
+    return found
+
+
+def _check(config: Mapping[str, Any], folder: Path) -> None:
+    kind = config.get("peft_type")
+    if kind != "LORA":
+        raise AdapterError(f"{folder}: the adapter is of PEFT's type {kind}; only LORA is served.")
+    for field, why in _REFUSED.items():
+        if config.get(field):
+            raise AdapterError(f"{folder}: the adapter cannot be served: {why}.")
+    if config.get("bias", "none") != "none":
+        raise AdapterError(f"{folder}: the adapter cannot be served: it trains biases.")
+    begun = config.get("init_lora_weights")
+    if isinstance(begun, str) and begun.lower().startswith(_OTHER_BASES):
+        raise AdapterError(
+            f"{folder}: the adapter was begun by {begun}, which changes the base's weights; save it "
+            "converted to a plain LoRA."
+        )
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e30:
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def _chosen(patterns: list[tuple[re.Pattern[str], float]], name: str, usual: Any) -> float | None:
+    """What the first pattern that ends a module's name gives, as PEFT chooses."""
+    for pattern, value in patterns:
+        if pattern.match(name):
+            return value
+    return _number(usual)
+
+
+_QUANTIFIED_GROUP = re.compile(r"\)[*+?{]")
+_QUANTIFIERS = re.compile(r"[*+{]")
+_MOST_QUANTIFIERS = 3
+
+
+def _patterns(
+    config: Mapping[str, Any], field: str, folder: Path
+) -> list[tuple[re.Pattern[str], float]]:
+    given = config.get(field) or {}
+    if not isinstance(given, dict):
+        raise AdapterError(f"{folder}: {field} in adapter_config.json should be an object.")
+    found = []
+    for key, value in given.items():
+        number = _number(value)
+        # Expressions that could be tried for ever are nobody's honest names of modules.
+        plain = not _QUANTIFIED_GROUP.search(key) and len(key) <= 512
+        if number is None or not plain or len(_QUANTIFIERS.findall(key)) > _MOST_QUANTIFIERS:
+            raise AdapterError(
+                f"{folder}: {field} in adapter_config.json is not understood: {key!r}."
+            )
+        try:
+            found.append((re.compile(rf"(?:.*\.)?({key})$"), number))
+        except re.error as error:
+            raise AdapterError(
+                f"{folder}: {field} has a broken pattern {key!r}: {error}."
+            ) from error
+    return found
