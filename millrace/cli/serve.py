@@ -126,8 +126,7 @@ def serve(
         float | None,
         typer.Option(
             help="Seconds that a long prompt may hold up running streams; "
-            "2.5 times the recent decode step if not given, and at least 0.1 while more requests "
-            "wait than run."
+            "2.5 times the recent decode step if not given, and at least 0.12 while many wait."
         ),
     ] = None,
     prefill_chunk: Annotated[

@@ -4,7 +4,7 @@ Running streams feel a chunk as a gap between two tokens. The gap is kept under 
 that was asked for, or a multiple of the decode step, as long as guesses make it lately. That step is
 the one of the batch as it will be once the prompts that wait have joined: their rows are about to
 make every step that long anyway, and getting them in quickly is what a full batch lives on. While
-more rows wait than run, a gap may be as long as nobody minds, since it is felt by the fewer.
+many wait, a gap may be as long as few would mind: small chunks cost everybody more in the end.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from __future__ import annotations
 from millrace.engine.chunkcost import GUESSED_WORTH, ChunkCost
 
 GAP_IN_STEPS = 2.5
-GAP_UNDER_PRESSURE = 0.1
-"""Seconds that a gap may have while more rows wait for their first token than feel it."""
+GAP_UNDER_PRESSURE = 0.12
+"""Seconds that a gap may have while many wait."""
+_MANY, _MANY_PER_RUNNING = 3, 0.5
+"""Rows that are many to wait: so many, and so many for each that runs."""
 SMALLEST_CHUNK = 8
 GROWTH = 2
 """A chunk is at most this many times as large as those before it: what larger ones take is a guess."""
@@ -107,7 +109,7 @@ class LatencyModel:
         if target is None:
             # The prompt at hand is one of those that come: alone, it changes nothing.
             target = GAP_IN_STEPS * (self.step(running + max(0, coming - 1)) + self._extra)
-            if coming > running:
+            if coming >= max(_MANY, _MANY_PER_RUNNING * running):
                 target = max(target, GAP_UNDER_PRESSURE)
         spare = target - step - self._extra
         if not self._cost.known:

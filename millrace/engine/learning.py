@@ -31,8 +31,8 @@ class Learning:
         self._shapes: set[tuple[int, ...]] = set()
         self._step = 0
         """Tokens of the last step, guesses included."""
-        self._took = 0.0
-        """Seconds of the chunk of the turn before, if they are known."""
+        self._timed = False
+        """Whether the chunk of the turn before was timed by itself."""
 
     def step(self, rows: int, ahead: int) -> None:
         """A step of so many rows was decided, each with up to so many guesses."""
@@ -50,19 +50,20 @@ class Learning:
         return None if self._novel[-1] else self._latency.expected(rows, self._chunks[-1])
 
     def learn(self, outcome: Outcome) -> None:
-        took, self._took = self._took, outcome.chunk_seconds or 0.0
+        timed, self._timed = self._timed, outcome.chunk_seconds is not None
         if outcome.chunk_seconds is not None and self._chunks[-1] and not self._novel[-1]:
             self._latency.saw_chunk(self._chunks[-1], outcome.chunk_seconds)
         if outcome.gap is None or any(list(self._novel)[self._beside]):
             return
-        rows, gap = len(outcome.rows), outcome.gap - took
+        rows = len(outcome.rows)
         extra = 0.0
         if self._speculation is not None:
             extra = self._speculation.extra(self._step, rows)
             self._latency.saw_guesses(extra)
-        if (tokens := max(list(self._chunks)[self._beside])) and not took:
-            self._latency.saw_gap(rows, tokens, gap - extra)
+        if tokens := max(list(self._chunks)[self._beside]):
+            if not timed:
+                self._latency.saw_gap(rows, tokens, outcome.gap - extra)
         elif self._speculation is not None and self._step > rows:
-            self._speculation.saw_step(self._step, gap)
+            self._speculation.saw_step(self._step, outcome.gap)
         else:
-            self._latency.saw_step(rows, gap)
+            self._latency.saw_step(rows, outcome.gap)

@@ -68,15 +68,15 @@ def test_steps_that_were_not_measured_are_judged_from_those_that_were() -> None:
     assert abs(latency.step(3) - 0.2) < 1e-9
 
 
-def test_a_gap_may_be_longer_while_more_rows_wait_than_run() -> None:
+def test_a_gap_may_be_longer_while_many_wait() -> None:
     latency = LatencyModel(512)
     for rows in (2, 3, 4, 8):
         latency.saw_step(rows, 0.008 + 0.001 * rows)
     for tokens in (12, 24, 48, 96):
         latency.saw_chunk(tokens, 0.02 + tokens / 1000)
     assert latency.limit(2, coming=2) < 40
-    assert 65 <= latency.limit(2, coming=3) <= 70, "a tenth of a second, less a step"
-    assert latency.limit(4, coming=4) < 40
+    assert 85 <= latency.limit(2, coming=3) <= 90, "what few would mind, less a step"
+    assert latency.limit(8, coming=3) < 40
     slow = LatencyModel(512)
     slow.saw_step(2, 0.2)
     for tokens in (12, 48):
