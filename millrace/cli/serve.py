@@ -254,6 +254,7 @@ def serve(
 ) -> None:
     """Serve models over HTTP."""
     import asyncio
+    import logging
 
     from millrace import logs
     from millrace.api.keys import gather
@@ -266,6 +267,8 @@ def serve(
     log_level = one_of("--log-level", log_level, ("debug", "info", "warning", "error"))
     form: LogFormat = one_of("--log-format", log_format, get_args(LogFormat))
     logs.setup(log_level, form)
+    if config_ is not None:
+        logging.getLogger("millrace").info("options and models are read from %s", config_)
     keys = gather(api_key or [], api_key_file)
     config = ServeConfig(
         engine=EngineConfig(

@@ -34,6 +34,8 @@ _TOKENIZERS = (
     "vocab.json",
     "spiece.model",
 )
+_SENTENCES = "modules.json"
+"""What sentence-transformers write into a folder: the model makes embeddings."""
 _SPOKEN = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 
 
@@ -129,7 +131,7 @@ def local_models() -> list[Model]:
         found.append(_line(folder.name, folder, note.source if note else "folder"))
     for name in _hub_names():
         folder_or_none = hub_folder(name)
-        if folder_or_none is not None and _is_language_model(folder_or_none):
+        if folder_or_none is not None and _is_servable(folder_or_none):
             found.append(_line(name, folder_or_none, "hub"))
     return sorted((m for m in found if m is not None), key=lambda model: model.name)
 
@@ -235,7 +237,7 @@ def _hub_names() -> list[str]:
     ]
 
 
-def _is_language_model(folder: Path) -> bool:
+def _is_servable(folder: Path) -> bool:
     try:
         if missing_file(folder) is not None:
             return False
@@ -243,9 +245,8 @@ def _is_language_model(folder: Path) -> bool:
     except ModelError:
         return False
     classes = config.get("architectures") or []
-    return "model_type" in config and (
-        not classes or any(str(c).endswith(_SPOKEN) for c in classes)
-    )
+    spoken = not classes or any(str(c).endswith(_SPOKEN) for c in classes)
+    return "model_type" in config and (spoken or (folder / _SENTENCES).is_file())
 
 
 def _tokenizer_config(folder: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from millrace.config import EngineConfig
-from millrace.errors import MillraceError
+from millrace.errors import EngineUnavailable, MillraceError
 from millrace.serving.catalogue import ModelSpec
 from millrace.serving.client import EngineClient
 from millrace.serving.model import ServedModel
@@ -52,6 +52,8 @@ class Instance:
         self.leases = 0
         self.used = self.since = time.monotonic()
         self.draining: Reason | None = None
+        self.sake = ""
+        """The model that it makes room for."""
         self.at_start = False
         """Whether the server is not up before it is."""
 
@@ -60,6 +62,13 @@ class Instance:
         """As soon as its text side is read."""
         done = self.opened.done() and not self.opened.cancelled() and not self.opened.exception()
         return self.opened.result() if done else None
+
+    def forget(self) -> None:
+        """Let go of its text side, which is large, whoever still holds the instance."""
+        if self.model is not None:
+            self.opened = asyncio.get_running_loop().create_future()
+            self.opened.set_exception(EngineUnavailable("The model was unloaded."))
+            self.opened.exception()
 
     @property
     def busy(self) -> bool:

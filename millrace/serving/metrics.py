@@ -121,6 +121,14 @@ class ModelMetrics:
         self._running.set(0)
         self._kv_bytes.set(0)
 
+    def gone(self) -> None:
+        """Its engine has ended and holds nothing any more."""
+        self.idle()
+        self.queue(0)
+        self.cache(0, 0)
+        for kind in DeviceMemory.__struct_fields__:
+            self._all.device.labels(self._model, kind).set(0)
+
     def stepped(self, step: Step) -> None:
         if step.seconds:
             self._step.observe(step.seconds)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import itertools
 import logging
+import platform
 import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -73,6 +76,8 @@ class Opening:
         self._workplace = workplace
         self._metrics = metrics
         self._idle = idle
+        # One thread for all: the C library keeps what a thread has freed for that thread.
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="text-side")
         self._max_queue = max_queue
 
     def need(self, spec: ModelSpec) -> Need:
@@ -107,13 +112,23 @@ class Opening:
         return EngineClient(launch, admission, self._metrics.of(spec.name), idle=self._idle)
 
     async def text(self, spec: ModelSpec, client: EngineClient) -> ServedModel:
-        side, encoder = await asyncio.to_thread(_text_side, spec.engine)
+        loop = asyncio.get_running_loop()
+        side, encoder = await loop.run_in_executor(self._reader, _text_side, spec.engine)
         arguments = spec.template_arguments
         return ServedModel(spec.name, side, client, spec.defaults, arguments, encoder)
 
+    async def tidy(self) -> None:
+        """Have what models held in this process go back to the system."""
+        await asyncio.get_running_loop().run_in_executor(self._reader, _trim)
+
+
+def _trim() -> None:
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
+
 
 def _least_cache(config: EngineConfig, kv: int) -> int:
-    return min(_LEAST_CACHE, kv) if config.cache and not config.cache_memory else 0
+    return (config.cache_memory or min(_LEAST_CACHE, kv)) if config.cache else 0
 
 
 async def open_model(

@@ -94,10 +94,16 @@ class End:
 
 
 @dataclass(frozen=True)
+class Drain:
+    key: int
+    sake: str
+
+
+@dataclass(frozen=True)
 class Decision:
     starts: tuple[Start, ...] = ()
     ends: tuple[End, ...] = ()
-    drains: tuple[int, ...] = ()
+    drains: tuple[Drain, ...] = ()
     """Models in use that are to take no more requests."""
     refused: tuple[int, ...] = ()
     """Wishes that can never have room."""
@@ -149,7 +155,7 @@ def decide(
     leaving = {e.key for e in ends} | {p.key for p in places if p.phase == "leaving"}
     starts: list[Start] = []
     refused: list[int] = []
-    drains: list[int] = []
+    drains: list[Drain] = []
     due = [p.expires for p in places if p.expires is not None and p.key not in leaving]
     taken = sum(p.reserved for p in places)
     starting: set[str] = set()
@@ -172,7 +178,8 @@ def decide(
         if victims is not None:
             ends += [End(p.key, "room", wish.name) for p in victims]
         elif now >= wish.since + DRAIN_PATIENCE:
-            drains += _drained(places, leaving, missing, wish.name)
+            keys = _drained(places, leaving, missing, wish.name)
+            drains += [Drain(key, wish.name) for key in keys]
         else:
             due.append(wish.since + DRAIN_PATIENCE)
         break

@@ -58,6 +58,9 @@ class Opener(Protocol):
 
     async def text(self, spec: ModelSpec, client: EngineClient) -> ServedModel: ...
 
+    async def tidy(self) -> None:
+        """Called when a model has left."""
+
 
 class Residents:
     def __init__(
@@ -187,7 +190,7 @@ class Residents:
         decision = decide(
             self._limit,
             [p for i in instances if (p := i.place) is not None],
-            [w for i in instances if (w := i.wish) is not None],
+            sorted((w for i in instances if (w := i.wish) is not None), key=lambda w: w.since),
             now,
             self._absent,
         )
@@ -210,8 +213,8 @@ class Residents:
             self._lost(instance, self._too_large(instance.spec.name, instance.need))
         for end in decision.ends:
             self._end(self._all[end.key], end)
-        for key in decision.drains:
-            self.drain(self._all[key], "room")
+        for drain in decision.drains:
+            self.drain(self._all[drain.key], "room", drain.sake)
         for start in decision.starts:
             self._start(self._all[start.key], start)
 
@@ -241,8 +244,10 @@ class Residents:
 
     async def _load(self, instance: Instance) -> None:
         try:
-            await instance.client.start()
-            instance.launched.set()
+            try:
+                await instance.client.start()
+            finally:
+                instance.launched.set()
             await instance.client.settled()
         except MillraceError as error:
             self._lost(instance, error)
@@ -255,6 +260,7 @@ class Residents:
             if self._limit == _UNKNOWN and ready.device_bytes:
                 self._limit = ready.device_bytes * 9 // 10
                 self._metrics.memory_limit(self._limit)
+                instance.reserved = min(self._limit, ready.weight_bytes + 2 * ready.kv_budget)
             if instance.need is not None and ready.weight_bytes > instance.need.fixed:
                 # Its files did not tell all; what is held counts from here on.
                 instance.reserved += ready.weight_bytes - instance.need.fixed
@@ -292,25 +298,24 @@ class Residents:
         self._metrics.loaded(name, "failed")
         self.remember(name, error)
         instance.failure = error
-        instance.launched.set()
         self._leave(instance)
         instance.client.fail_all(error)
         if not instance.opened.done():
             instance.opened.set_exception(error)
             instance.opened.exception()  # somebody may hear of it, or nobody
 
-    def drain(self, instance: Instance, reason: Reason) -> None:
+    def drain(self, instance: Instance, reason: Reason, sake: str = "") -> None:
         """It takes no more requests, and leaves when it has answered those it has."""
         if instance.draining is None:
-            instance.draining = reason
-            log.info("%s takes no more requests (%s)", instance.spec.name, _WHY[reason])
+            instance.draining, instance.sake = reason, sake
+            log.info("%s takes no more requests (%s)", instance.spec.name, _why(reason, sake))
         if self._current.get(instance.spec.name) is instance:
             del self._current[instance.spec.name]
 
     def _end(self, instance: Instance, end: End) -> None:
         reason = instance.draining or end.reason
-        sake = f": room for {end.sake}" if end.sake else ""
-        log.info("unloading %s (%s%s)", instance.spec.name, _WHY[reason], sake)
+        why = _why(reason, end.sake or instance.sake)
+        log.info("unloading %s (%s)", instance.spec.name, why)
         self._metrics.unloaded(instance.spec.name, reason)
         self._leave(instance)
 
@@ -324,14 +329,20 @@ class Residents:
     async def _bury(self, instance: Instance) -> None:
         """End what runs for it; its memory counts as held until that is over."""
         began, held = time.monotonic(), instance.reserved
+        if held:
+            # A process that is on its way could not be ended yet.
+            await instance.launched.wait()
+        model = instance.model
         try:
-            model = instance.model
             await (model.stop() if model is not None else instance.client.stop())
         except Exception:
             log.exception("%s did not end in good order", instance.spec.name)
         if not instance.opened.done():
             instance.opened.set_exception(EngineUnavailable("The model was unloaded."))
             instance.opened.exception()
+        self._metrics.of(instance.spec.name).gone()
+        instance.client.when_idle = _nothing
+        instance.forget()
         instance.reserved = 0
         del self._all[instance.key]
         instance.settled.set()
@@ -342,8 +353,19 @@ class Residents:
                 "%s is gone after %.1f s: %s free", instance.spec.name, seconds, in_words(held)
             )
         self.wake()
+        if not self._stopped:
+            del model
+            await self._opener.tidy()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _why(reason: Reason, sake: str) -> str:
+    return f"to make room for {sake}" if reason == "room" and sake else _WHY[reason]
+
+
+def _nothing() -> None:
+    """Nobody needs to hear that it is idle."""

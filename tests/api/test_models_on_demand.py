@@ -101,7 +101,7 @@ def test_the_least_recently_used_makes_room_and_lists_are_no_use(models: Server)
     assert set(_loaded(models)) == {"alpha", "gamma"}
     memory = models.http.get("/v1/status").json()["memory"]
     assert 0 < memory["reserved"] <= memory["limit"]
-    assert "unloading beta (to make room: room for gamma)" in models.log()
+    assert "unloading beta (to make room for gamma)" in models.log()
 
 
 def test_tokens_are_counted_without_a_load(models: Server) -> None:
@@ -289,7 +289,7 @@ def test_a_model_waits_no_longer_than_its_turn_while_others_are_in_use(models: S
         assert _ask(models, "gamma").status_code == 200
         stop.set()
         assert {status for user in users for status in user.result()} == {200}
-    assert "takes no more requests (to make room)" in models.log()
+    assert "takes no more requests (to make room for gamma)" in models.log()
 
 
 def test_loads_and_unloads_are_counted(models: Server) -> None:

@@ -11,6 +11,7 @@ from millrace.serving.residency import (
     DRAIN_PATIENCE,
     Absent,
     Decision,
+    Drain,
     Need,
     Place,
     Wish,
@@ -67,7 +68,7 @@ def test_busy_loading_and_pinned_models_are_never_evicted() -> None:
 def test_one_in_use_for_long_takes_no_more_requests_once_another_has_waited() -> None:
     busy = _loaded(1, 60, busy=True)
     assert decide(LIMIT, [busy], [_wish(2, 50)], DRAIN_PATIENCE - 1).drains == ()
-    assert decide(LIMIT, [busy], [_wish(2, 50)], DRAIN_PATIENCE).drains == (1,)
+    assert decide(LIMIT, [busy], [_wish(2, 50)], DRAIN_PATIENCE).drains == (Drain(1, "m2"),)
     draining = replace(busy, draining=True)
     assert decide(LIMIT, [draining], [_wish(2, 50)], 99.0).drains == ()
     (end,) = decide(LIMIT, [replace(draining, busy=False)], [], 99.0).ends
@@ -144,9 +145,10 @@ class World:
             assert place.phase == "loaded" and not place.busy
             assert not place.pinned
             self.places[end.key] = replace(place, phase="leaving")
-        for key in found.drains:
-            assert self.places[key].busy and not self.places[key].pinned
-            self.places[key] = replace(self.places[key], draining=True)
+        for drain in found.drains:
+            place = self.places[drain.key]
+            assert place.busy and not place.pinned
+            self.places[drain.key] = replace(place, draining=True)
         for start in found.starts:
             wish = wishes[start.key]
             assert all(p.name != wish.name for p in self.places.values())

@@ -1,0 +1,111 @@
+"""What a model will take, told from its files."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millrace.config import EngineConfig
+from millrace.errors import ModelError
+from millrace.models import blas
+from millrace.models.footprint import MIB, device_budget, footprint, in_words
+from millrace.serving.catalogue import ModelSpec
+from millrace.serving.metrics import Metrics
+from millrace.serving.opening import Opening, Workplace
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 3,
+    "max_position_embeddings": 100_000,
+}
+
+
+@pytest.fixture(autouse=True)
+def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blas, "mlx_backend", lambda: "cpu")
+
+
+def _folder(folder: Path, tensors: dict[str, tuple[str, list[int]]], **config: Any) -> Path:
+    (folder / "config.json").write_text(json.dumps(CONFIG | config))
+    head = {n: {"dtype": d, "shape": s, "data_offsets": [0, 0]} for n, (d, s) in tensors.items()}
+    data = json.dumps(head).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(data)) + data)
+    return folder
+
+
+def test_weights_count_as_placement_holds_them(tmp_path: Path) -> None:
+    folder = _folder(tmp_path, {"a": ("BF16", [10, 100]), "b": ("F32", [7])})
+    assert footprint(folder).weights == 2028
+    assert footprint(folder, "keep").weights == 2028
+    assert footprint(folder, "f32").weights == 4028
+    assert footprint(folder, "bf16").weights == 2014
+    _folder(tmp_path, {"a": ("BF16", [10, 100])}, model_type="mamba")
+    assert footprint(folder).weights == 4000, "what our kernels do not know is widened"
+
+
+def test_packed_weights_are_widened_to_what_they_stand_for(tmp_path: Path) -> None:
+    tensors = {
+        "x.weight": ("U32", [16, 8]),
+        "x.scales": ("BF16", [16, 1]),
+        "x.biases": ("BF16", [16, 1]),
+    }
+    folder = _folder(tmp_path, tensors, quantization={"bits": 4, "group_size": 64})
+    assert footprint(folder).weights == 16 * 8 * 4 + 2 * 32
+    assert footprint(folder, "f32").weights == 16 * 64 * 4
+
+
+def test_the_least_state_is_a_window_within_bounds(tmp_path: Path) -> None:
+    tensors = {"a": ("F32", [1])}
+    per_token = 2 * 3 * 2 * 16 * 4
+    assert footprint(_folder(tmp_path, tensors)).least_kv == 100_000 * per_token
+    assert footprint(_folder(tmp_path, tensors, num_hidden_layers=900)).least_kv == 256 * MIB
+    short = _folder(tmp_path, tensors, max_position_embeddings=8)
+    assert footprint(short).least_kv == 4 * MIB
+    for strange in ({"num_attention_heads": 0}, {"hidden_size": "x"}, {"head_dim": []}):
+        odd = {"head_dim": None} | strange
+        assert 4 * MIB <= footprint(_folder(tmp_path, tensors, **odd)).least_kv <= 256 * MIB
+
+
+def test_broken_weights_are_told(tmp_path: Path) -> None:
+    folder = _folder(tmp_path, {})
+    for data in (b"", b"\xff" * 8, struct.pack("<Q", 4) + b"nope"):
+        (folder / "model.safetensors").write_bytes(data)
+        with pytest.raises(ModelError, match="sound"):
+            footprint(folder)
+
+
+def test_an_engine_is_told_its_share(tmp_path: Path) -> None:
+    opening = Opening(Workplace(), Metrics(), idle=1.0, max_queue=1)
+    folder = str(_folder(tmp_path, {"a": ("F32", [1])}))
+
+    def told(state: int, **more: Any) -> tuple[int | None, int | None]:
+        spec = ModelSpec(engine=EngineConfig(model=folder, name="m", **more))
+        least = opening.need(spec).least
+        found = opening.told(spec, max(state, least))
+        assert (found.kv_memory or 0) + (found.cache_memory or 0) <= max(state, least)
+        return found.kv_memory, found.cache_memory
+
+    assert told(1000 * MIB) == (700 * MIB, 300 * MIB)
+    assert told(1000 * MIB, cache=False) == (1000 * MIB, None)
+    assert told(1000 * MIB, kv_memory=100 * MIB) == (100 * MIB, 300 * MIB)
+    assert told(1000 * MIB, cache_memory=100 * MIB) == (900 * MIB, 100 * MIB)
+    assert told(0, kv_memory=64 * MIB, cache_memory=32 * MIB) == (64 * MIB, 32 * MIB)
+    kv, cache = told(0)
+    assert kv and cache and kv >= cache
+
+
+def test_the_device_has_a_budget() -> None:
+    assert (device_budget() or 0) > 100 * MIB
+
+
+def test_bytes_are_told_in_words() -> None:
+    assert [in_words(n) for n in (0, 999, 1000, 152_100_000_000)] == [
+        "0 B", "999 B", "1 kB", "152.1 GB",
+    ]  # fmt: skip
