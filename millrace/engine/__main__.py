@@ -7,10 +7,12 @@ went, and the engine ends too.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
 import threading
+from typing import NoReturn
 
 import msgspec
 
@@ -41,9 +43,16 @@ def main() -> None:
     except MillraceError as error:
         transport.send(Failed(error.code, error.message))
         transport.close()
-        sys.exit(EXIT_CANNOT_START)
+        _end(EXIT_CANNOT_START)
     engine.run()
     transport.close()
+    _end(0)
+
+
+def _end(status: int) -> NoReturn:
+    """Threads of libraries may still run: taking the process apart under them can crash it."""
+    logging.shutdown()
+    os._exit(status)
 
 
 def _end_with_front() -> None:

@@ -1,10 +1,11 @@
 """How long things take here, as measured lately, and what follows for the size of a prefill chunk.
 
 Running streams feel a chunk as a gap between two tokens. The gap is kept under a target: the one
-that was asked for, or a multiple of the decode step, as long as guesses make it lately. That step is
-the one of the batch as it will be once the prompts that wait have joined: their rows are about to
-make every step that long anyway, and getting them in quickly is what a full batch lives on. While
-many wait, a gap may be as long as few would mind: small chunks cost everybody more in the end.
+that was asked for, or a multiple of the decode step, as long as guesses make it lately. It is also
+at least what a step will take, and half as much again, once the prompts that wait have joined: their
+rows are about to make every step that long anyway, and getting them in quickly is what a full batch
+lives on. While many wait, a gap may be as long as few would mind: small chunks cost everybody more in
+the end.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from millrace.engine.chunkcost import GUESSED_WORTH, ChunkCost
 
 GAP_IN_STEPS = 2.5
+GAP_IN_STEPS_TO_COME = 1.5
 GAP_UNDER_PRESSURE = 0.12
 """Seconds that a gap may have while many wait."""
 _MANY, _MANY_PER_RUNNING = 3, 0.5
@@ -108,7 +110,8 @@ class LatencyModel:
         step, target = self.step(running), self._max_stall
         if target is None:
             # The prompt at hand is one of those that come: alone, it changes nothing.
-            target = GAP_IN_STEPS * (self.step(running + max(0, coming - 1)) + self._extra)
+            to_come = self.step(running + max(0, coming - 1)) + self._extra
+            target = max(GAP_IN_STEPS * (step + self._extra), GAP_IN_STEPS_TO_COME * to_come)
             if coming >= max(_MANY, _MANY_PER_RUNNING * running):
                 target = max(target, GAP_UNDER_PRESSURE)
         spare = target - step - self._extra

@@ -15,7 +15,7 @@ def test_chunks_follow_the_step_to_come_and_the_wish() -> None:
     assert latency.chunk(2000, 0) == 500
     for _ in range(10):
         latency.saw_step(4, 0.1)
-        latency.saw_step(8, 0.15)
+        latency.saw_step(8, 0.25)
     assert 7 <= latency.limit(4) == latency.limit(4, coming=1) <= 8, (
         "a chunk may cost a step beside its tokens, and a token a part of one"
     )
