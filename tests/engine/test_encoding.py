@@ -86,6 +86,8 @@ class Transport:
 class Sums:
     """An encoder whose vector is the sum of the tokens; 13 breaks it and 14 makes no number of it."""
 
+    vocabulary = 100
+
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
         self.parts: list[str] = []
@@ -106,8 +108,10 @@ def request(id: int, *texts: list[int], **more: Any) -> Encode:
     return Encode(id, inputs, list(range(len(texts))), normalize=False, **more)
 
 
-def run(*messages: Any, limit: int = 64) -> tuple[Transport, Sums]:
+def run(*messages: Any, limit: int = 64, later: tuple[Any, ...] = ()) -> tuple[Transport, Sums]:
+    """What comes of messages that are there at first, and of one more each turn."""
     transport, encoder = Transport(*messages), Sums()
+    transport.inbox += [[message] for message in later]
     engine: Any = EncoderEngine(encoder, transport, Limits(limit, limit))  # type: ignore[arg-type]
     engine.run()
     return transport, encoder
@@ -142,8 +146,8 @@ def test_an_aborted_request_is_not_run() -> None:
 
 
 def test_others_are_served_between_the_parts_of_a_long_text() -> None:
-    short = [request(n, [1] * 9) for n in range(2, 5)]
-    transport, encoder = run(request(1, [1] * 100), *short, limit=10)
+    short = tuple(request(n, [1] * 9) for n in range(2, 5))
+    transport, encoder = run(request(1, [1] * 100), limit=10, later=short)
     assert set(values(transport)) == {(n, 0) for n in range(1, 5)}
     long = [i for i, part in enumerate(encoder.parts) if part.startswith("100")]
     between = encoder.parts[long[0] : long[-1]]
@@ -156,3 +160,9 @@ def test_dimensions_and_places_are_the_requests_own() -> None:
     transport, _ = run(asked)
     assert values(transport) == {(1, 7): 3, (1, 5): 7}
     assert all(len(e.data) == 4 for e in transport.encoded)
+
+
+def test_tokens_that_the_model_has_not_are_refused() -> None:
+    transport, _ = run(request(1, [1, 2]), request(2, [5], [100]))
+    assert values(transport) == {(1, 0): 3}
+    assert [(f.id, f.code) for f in transport.failed] == [(2, "invalid_request")]

@@ -86,6 +86,8 @@ def test_pooling_is_what_the_files_say_or_the_family_has(
 def test_lengths(tmp_path: Path) -> None:
     roberta = {"model_type": "xlm-roberta", "max_position_embeddings": 514, "pad_token_id": 1}
     unset = {"model_max_length": 10**30}
+    unsaid = {"model_type": "roberta", "max_position_embeddings": 514}
+    assert facts(tmp_path / "r", unsaid, tokenizer_config=unset).length == 512
     assert facts(tmp_path / "a", BERT, sentence_bert_config={"max_seq_length": 256}).length == 256
     assert facts(tmp_path / "b", BERT, tokenizer_config=unset).length == 512
     assert facts(tmp_path / "c", roberta, tokenizer_config=unset).length == 512

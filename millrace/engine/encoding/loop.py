@@ -39,7 +39,9 @@ log = logging.getLogger("millrace.engine")
 
 BATCH_SECONDS = 0.25
 """What a batch should take: whoever comes waits for no more than one."""
-LEAST_PATIENCE = 30.0
+LEAST_PATIENCE = 10.0
+FIRST_PATIENCE = 300.0
+"""Seconds that a part of the first batch may take, of which nothing is known."""
 _PATIENCE = 20.0
 """Times what it should take that a batch may."""
 WEIGH_EVERY = 0.5
@@ -148,6 +150,13 @@ class EncoderEngine:
             text = "There is nothing to encode."
             self._transport.send(Failed("invalid_request", text, request.id))
             return
+        if any(
+            np.frombuffer(data, "<i4").max() >= self._encoder.vocabulary for data in request.inputs
+        ):
+            # A tokenizer may know more tokens than its model.
+            text = f"A token is beyond the {self._encoder.vocabulary} that the model has."
+            self._transport.send(Failed("invalid_request", text, request.id))
+            return
         self._requests[request.id] = request
         self._left[request.id] = len(lengths)
         texts = (Text(length, number) for number, length in enumerate(lengths))
@@ -187,7 +196,7 @@ class EncoderEngine:
             self._recorder.working(named, self._patience(tokens))
             start = self._clock()
             try:
-                numbers = _read(finished(self._work(alike)))
+                numbers = _read(finished(self._work(alike), self._recorder.progress))
             except Exception as error:
                 self._one_by_one(alike, error)
                 continue
@@ -214,7 +223,7 @@ class EncoderEngine:
             self._recorder.working([pick.request], self._patience(pick.length))
             start = self._clock()
             try:
-                numbers = _read(finished(self._work([pick])))
+                numbers = _read(finished(self._work([pick]), self._recorder.progress))
             except Exception as own:
                 self._fail(pick.request, own)
             else:
@@ -285,7 +294,7 @@ class EncoderEngine:
     def _patience(self, tokens: int) -> float:
         """Seconds within which some part of the work must be done."""
         if self._rate is None:
-            return 10 * LEAST_PATIENCE
+            return FIRST_PATIENCE
         return max(LEAST_PATIENCE, _PATIENCE * tokens / self._rate)
 
 

@@ -71,7 +71,8 @@ class Embeddings(nn.Module):  # type: ignore[misc]
             places = mx.arange(tokens.shape[1]) + shape.first_position
             found = found + self.positions(places)
         if shape.types:
-            found = found + self.types(mx.zeros_like(tokens) if types is None else types)
+            is_told = types is not None and shape.types > 1
+            found = found + self.types(types if is_told else mx.zeros_like(tokens))
         found = self.norm(found)
         return self.widen(found) if shape.narrow else found
 

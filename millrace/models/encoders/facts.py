@@ -252,7 +252,8 @@ def _length(
     bounds: list[int] = []
     positions = config.get("max_position_embeddings") or config.get("n_positions")
     if isinstance(positions, int) and positions > 0:
-        lost = int(config.get("pad_token_id") or 0) + 1 if family in _OFFSET else 0
+        pad = config.get("pad_token_id")
+        lost = (1 if pad is None else int(pad)) + 1 if family in _OFFSET else 0
         bounds.append(positions - lost)
     stated = sentence.get("max_seq_length")
     if not isinstance(stated, int):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -223,11 +223,14 @@ def _try(loaded: LoadedEncoder) -> None:
     mx.eval(finished(work))
 
 
-def finished(work: Generator[None, None, mx.array]) -> mx.array:
-    """What a pass brings, run without a stop."""
+def finished(
+    work: Generator[None, None, mx.array], between: Callable[[], None] = lambda: None
+) -> mx.array:
+    """What a pass brings, run without a stop; `between` is called after each of its parts."""
     while True:
         try:
             next(work)
+            between()
         except StopIteration as end:
             found: mx.array = end.value
             return found
