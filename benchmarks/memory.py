@@ -91,6 +91,8 @@ def main() -> None:
     server = subprocess.Popen([*command, "--cache-disk", "0"], stderr=subprocess.DEVNULL)
     try:
         while True:
+            if server.poll() is not None:
+                sys.exit(f"The server ended with {server.returncode}.")
             try:
                 if httpx.get(f"{url}/health").status_code == 200:
                     break
