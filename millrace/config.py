@@ -16,6 +16,8 @@ LogFormat = Literal["text", "json"]
 Isolation = Literal["none", "key"]
 Task = Literal["auto", "generate", "embed", "rerank"]
 """What a model is for; `auto` is what its folder says."""
+MOST_NAME = 256
+"""Characters of an adapter's name."""
 
 
 def home() -> Path:
@@ -36,6 +38,17 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         return f"ApiKey(name={self.name!r})"
+
+
+class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """An adapter that a model has from its start on."""
+
+    name: str
+    path: str
+
+    def __post_init__(self) -> None:
+        if not self.name or not self.name.isprintable() or len(self.name) > MOST_NAME:
+            raise SetupError(f"--lora: '{self.name[:MOST_NAME]}' is no name for an adapter.")
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +88,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     task: Task = "auto"
     pooling: str | None = None
     """How an encoder's states become one vector; None takes what its folder says."""
+    adapters: tuple[AdapterConfig, ...] = ()
+    """Those that the front has it load before it takes requests for them."""
+    adapter_memory: int | None = None
+    """Bytes for adapters; None takes a tenth of what there is for state."""
     trust_remote_code: bool = False
     tool_format: str | None = None
     """The family of tool calls; None detects it."""
@@ -92,6 +109,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             ("--kv-memory", self.kv_memory),
             ("--cache-memory", self.cache_memory),
             ("--checkpoint-every", self.checkpoint_every),
+            ("--lora-memory", self.adapter_memory),
         ):
             if value is not None:
                 _positive(option, value)
@@ -99,6 +117,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             _positive("--context", self.context)
         if self.speculate is not None and not 0 <= self.speculate <= 64:
             raise SetupError("--speculate takes 0 to 64 tokens.")
+        names = [one.name for one in self.adapters]
+        if twice := next((n for n in names if names.count(n) > 1 or n == self.name), None):
+            raise SetupError(f"--lora: the name '{twice}' is taken.")
 
 
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,6 +145,9 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes for all models together; None takes most of the device's."""
     max_waiting: int = 256
     """Requests that may wait for a model to be loaded; more are refused with a 503."""
+    adapter_folders: tuple[str, ...] = ()
+    """Where adapters may lie that are loaded while the server runs; without any, anywhere if only this
+    machine reaches the server."""
     api_keys: tuple[ApiKey, ...] = ()
     """Without any, every request is let in."""
     rate_requests: int | None = None

@@ -66,6 +66,13 @@ class Unauthorized(MillraceError):
     status = 401
 
 
+class NotAllowed(MillraceError):
+    """Something that the operator has not opened to those who ask."""
+
+    code = "not_allowed"
+    status = 403
+
+
 class NotFound(MillraceError):
     code = "not_found"
     status = 404

@@ -14,20 +14,22 @@ import asyncio
 import secrets
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, TypeVar, overload
 
-from millrace.config import EngineConfig, Task, Weights
+from millrace.config import AdapterConfig, EngineConfig, Task, Weights
+from millrace.errors import ModelNotFound
 from millrace.protocol import Encoded
 from millrace.serving.encodings import EncodingRun, numbers
 from millrace.serving.fold import fold
 from millrace.serving.inprocess import ThreadConnection
 from millrace.serving.metrics import Metrics
-from millrace.serving.model import ServedModel
+from millrace.serving.model import Running, ServedModel
 from millrace.serving.opening import open_model
 from millrace.serving.request import Request
 from millrace.serving.wishes import Wishes, fill
@@ -64,8 +66,10 @@ class LLM:
         task: Task = "auto",
         pooling: str | None = None,
         trust_remote_code: bool = False,
+        adapters: Mapping[str, str] | None = None,
     ) -> None:
-        """`task` embed or rerank makes a decoder an encoder; models that are one need no word."""
+        """`task` embed or rerank makes a decoder an encoder; models that are one need no word.
+        `adapters` are folders by the names that `generate` is given."""
         from millrace.models.resolve import resolve
 
         found = resolve(model)
@@ -79,6 +83,10 @@ class LLM:
             task=task,
             pooling=pooling,
             trust_remote_code=trust_remote_code,
+            adapters=tuple(
+                AdapterConfig(name=name, path=str(Path(path).expanduser().absolute()))
+                for name, path in (adapters or {}).items()
+            ),
         )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
@@ -125,8 +133,9 @@ class LLM:
         """Answer one prompt, or several at once in one batch.
 
         Options: temperature, top_p, top_k, min_p, typical_p, the penalties, logit_bias, min_tokens,
-        bad_words, seed, max_tokens, stop, stop_token_ids, ignore_eos, priority, timeout. What is
-        left out is the model's own default.
+        bad_words, seed, max_tokens, stop, stop_token_ids, ignore_eos, priority, timeout; and adapter,
+        the name of one of those that the model was loaded with. What is left out is the model's own
+        default.
         """
         return self._call(self._generate(prompt, options))
 
@@ -252,7 +261,7 @@ class LLM:
         return list(await asyncio.gather(*(self._one(p, options) for p in prompt)))
 
     async def _one(self, prompt: Prompt, options: dict[str, Any]) -> Output:
-        running = self._model.run(await asyncio.to_thread(self._request, prompt, options))
+        running = await self._run(prompt, options)
         try:
             answers, usage = await fold(running.events(), running.n)
         finally:
@@ -265,6 +274,15 @@ class LLM:
             completion_tokens=usage.completion,
         )
 
+    async def _run(self, prompt: Prompt, options: dict[str, Any]) -> Running:
+        options, model = dict(options), self._model
+        if (name := options.pop("adapter", None)) is not None:
+            known = model.client.adapters.list
+            if (adapter := known.get(name)) is None:
+                raise ModelNotFound(name, [a.name for a in known.all()])
+            model = model.adapted(adapter)
+        return model.run(await asyncio.to_thread(self._request, prompt, options))
+
     async def _pump(
         self,
         prompt: Prompt,
@@ -272,7 +290,7 @@ class LLM:
         put: Callable[[str | BaseException | None], None],
     ) -> None:
         try:
-            running = self._model.run(await asyncio.to_thread(self._request, prompt, options))
+            running = await self._run(prompt, options)
             try:
                 async for event in running.events():
                     if isinstance(event, Delta) and isinstance(event.piece, Content):

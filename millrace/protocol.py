@@ -309,6 +309,12 @@ class AdapterLoaded(msgspec.Struct, tag="adapter_loaded"):
     """What all adapters take together."""
 
 
+class AdapterUnloaded(msgspec.Struct, tag="adapter_unloaded"):
+    slot: int
+    nbytes: int
+    """What the others take together."""
+
+
 class AdapterRefused(msgspec.Struct, tag="adapter_refused"):
     slot: int
     code: str
@@ -323,7 +329,8 @@ class Failed(msgspec.Struct, tag="failed"):
     id: int | None = None
 
 
-FromEngine = Loading | Ready | Step | Failed | CacheReport | AdapterLoaded | AdapterRefused
+AdapterAnswer = AdapterLoaded | AdapterRefused | AdapterUnloaded
+FromEngine = Loading | Ready | Step | Failed | CacheReport | AdapterAnswer
 
 encoder = msgspec.msgpack.Encoder()
 to_engine = msgspec.msgpack.Decoder(ToEngine)

@@ -8,10 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from adapters_help import random_pairs, write_mlx
 from api import tiny_folder
 
 from millrace import LLM
-from millrace.errors import BadRequest, ContextLengthExceeded, DeadlineExceeded, ModelError
+from millrace.errors import (
+    AdapterError,
+    BadRequest,
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    ModelError,
+    ModelNotFound,
+)
 
 CHAT = [{"role": "user", "content": "Say something."}]
 EXACT = {"temperature": 0.0, "ignore_eos": True}
@@ -131,3 +139,19 @@ def test_two_live_in_one_process_and_one_is_closed(llm: LLM, folder: Path) -> No
     assert not front.is_alive()
     other.close()
     assert llm.generate("One,", max_tokens=10, **EXACT) == before
+
+
+def test_an_adapter_is_chosen_by_its_name(folder: Path, tmp_path: Path) -> None:
+    shapes = {f"model.layers.{n}.self_attn.q_proj": (32, 32) for n in range(2)}
+    path = write_mlx(tmp_path / "one", random_pairs(shapes, size=8.0))
+    with LLM(str(folder), context=1024, adapters={"one": str(path)}) as made:
+        bare = made.generate("One, two,", max_tokens=12, **EXACT)
+        adapted = made.generate("One, two,", max_tokens=12, adapter="one", **EXACT)
+        assert adapted.text != bare.text
+        streamed = "".join(made.stream("One, two,", max_tokens=12, adapter="one", **EXACT))
+        assert streamed == adapted.text
+        assert made.generate("One, two,", max_tokens=12, **EXACT) == bare
+        with pytest.raises(ModelNotFound, match="one"):
+            made.generate("One,", adapter="two")
+    with pytest.raises(AdapterError, match="no adapter folder"):
+        LLM(str(folder), adapters={"one": str(tmp_path / "nowhere")})

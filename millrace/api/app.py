@@ -8,7 +8,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from millrace.api import errors, middleware
-from millrace.api.admin import cache
+from millrace.api.admin import adapters, cache
 from millrace.api.admin import models as control
 from millrace.api.admin import routes as admin
 from millrace.api.anthropic import routes as anthropic
@@ -44,6 +44,7 @@ def create_app(context: Context) -> FastAPI:
         admin,
         cache,
         control,
+        adapters,
         openapi,
     ):
         app.include_router(module.router)

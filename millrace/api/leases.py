@@ -45,7 +45,8 @@ async def leased(
     names = spellings(http, name)
     lease = await context_of(http).registry.lease(*names, loads=loads, ttl=ttl)
     http.scope["state"]["leases"].append(lease)
-    return lease.model
+    adapter = context_of(http).registry.adapters.find(*names)
+    return lease.model.adapted(adapter[1]) if adapter else lease.model
 
 
 def spellings(http: HttpRequest, name: str | None) -> tuple[str | None, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from millrace.cli.settings import ModelTable
-from millrace.cli.values import bytes_of
+from millrace.cli.values import adapter_of, bytes_of
 from millrace.durations import seconds_of
 from millrace.errors import SetupError
 from millrace.models.fetch import Progress
@@ -53,10 +53,18 @@ def specs_of(
             "--name and --alias are for a single model; write several as NAME=MODEL, or in a "
             "configuration file."
         )
+    lora = base.engine.adapters
+    if lora and len(given) != 1:
+        raise SetupError(
+            "--lora is for a single model; give those of several in a configuration file."
+        )
     for own, model in given:
         if own is None and name is None and model in specs:
             key = model
-            specs[key] = replace(specs[key], aliases=(*specs[key].aliases, *aliases))
+            engine = specs[key].engine
+            engine = msgspec.structs.replace(engine, adapters=(*engine.adapters, *lora))
+            aliases_ = (*specs[key].aliases, *aliases)
+            specs[key] = replace(specs[key], engine=engine, aliases=aliases_)
         else:
             found = resolve(model, progress=progress)
             key = name or own or found.name
@@ -73,6 +81,7 @@ def _from_table(key: str, table: ModelTable, base: ModelSpec, progress: Progress
     where = f"[models.{key}]"
     found = resolve(str(Path(table.model).expanduser()), progress=progress)
     changes: dict[str, Any] = {"model": str(found.path), "name": key}
+    changes["adapters"] = tuple(adapter_of(f"{n}={path}") for n, path in table.lora.items())
     for field in ("weights", "context", "task", "pooling", "tool_format", "reasoning_format"):
         if (value := getattr(table, field)) is not None:
             changes[field] = value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, get_args
 
+import msgspec
 import typer
 
 from millrace.cli.settings import tables_of, use_file
@@ -73,6 +74,26 @@ def serve(
         int,
         typer.Option(help="Requests that may wait for a model to load; more get a 503."),
     ] = 256,
+    lora: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="An adapter (LoRA) as NAME=FOLDER, in mlx-lm's form or PEFT's; requests choose it by "
+            "giving NAME as model. May be repeated."
+        ),
+    ] = None,
+    lora_dir: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A folder whose adapters may be loaded while the server runs; may be repeated. Without "
+            "any, all folders may, if only this machine reaches the server."
+        ),
+    ] = None,
+    lora_memory: Annotated[
+        str | None,
+        typer.Option(
+            help="Memory for adapters, like 512M; a tenth of what there is for state if not given."
+        ),
+    ] = None,
     api_key: Annotated[
         list[str] | None,
         typer.Option(
@@ -261,7 +282,7 @@ def serve(
     from millrace.cli.models_served import check_folders, specs_of, time_of
     from millrace.cli.progress import reporter
     from millrace.cli.serving import run
-    from millrace.cli.values import bytes_of, disk_of, one_of, task_of
+    from millrace.cli.values import adapter_of, bytes_of, disk_of, one_of, task_of
     from millrace.serving.catalogue import Catalogue, ModelSpec
 
     log_level = one_of("--log-level", log_level, ("debug", "info", "warning", "error"))
@@ -287,6 +308,8 @@ def serve(
             cache_dir=cache_dir,
             cache_quant=cache_quant,
             checkpoint_every=checkpoint_every,
+            adapters=tuple(adapter_of(text) for text in lora or ()),
+            adapter_memory=bytes_of("--lora-memory", lora_memory),
             strip_volatile=tuple(strip_volatile or ()),
             log_level=log_level,
             log_format=form,
@@ -307,6 +330,7 @@ def serve(
         store_days=store_days,
         max_waiting=max_waiting,
         memory=bytes_of("--memory", memory),
+        adapter_folders=tuple(lora_dir or ()),
         api_keys=keys,
         rate_requests=rate_requests,
         rate_tokens=rate_tokens,
@@ -340,7 +364,9 @@ def serve(
             pins=pin or [],
         )
     found = ModelSpec(
-        engine=config.engine, defaults=config.defaults, ttl=1800.0 if ttl is None else stays
+        engine=msgspec.structs.replace(config.engine, adapters=()),
+        defaults=config.defaults,
+        ttl=1800.0 if ttl is None else stays,
     )
     folders = check_folders(model_dir or [])
     catalogue = Catalogue(served.specs, None if only else found, folders)

@@ -16,6 +16,7 @@ async def run(config: ServeConfig, catalogue: Catalogue, first: list[ModelSpec])
     from millrace.api.responses.store import open_store
     from millrace.models.encoders import encoder_in
     from millrace.models.footprint import device_budget
+    from millrace.serving.adapters import AdapterLibrary
     from millrace.serving.listening import bind
     from millrace.serving.metrics import Metrics
     from millrace.serving.opening import Opening, Workplace, check_defaults
@@ -32,12 +33,21 @@ async def run(config: ServeConfig, catalogue: Catalogue, first: list[ModelSpec])
     store = open_store(config.store, config.store_days)
     try:
         metrics = Metrics()
+        adapters = AdapterLibrary()
+        opening = Opening(
+            workplace,
+            metrics,
+            idle=config.keep_alive,
+            max_queue=config.max_queue,
+            adapters=adapters,
+        )
         registry = Registry(
             catalogue,
-            Opening(workplace, metrics, idle=config.keep_alive, max_queue=config.max_queue),
+            opening,
             metrics,
             limit=config.memory or device_budget(),
             max_waiting=config.max_waiting,
+            adapters=adapters,
         )
         registry.preload(first)
         for instance in registry.instances():

@@ -48,6 +48,8 @@ class ModelTable(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     pooling: str | None = None
     context: int | None = None
     weights: Weights | None = None
+    lora: dict[str, str] = {}
+    """Folders of adapters by their names."""
     kv_memory: str | int | None = None
     cache_memory: str | int | None = None
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from millrace.config import Task, home
+from millrace.config import AdapterConfig, Task, home
 from millrace.errors import SetupError
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
@@ -52,3 +52,11 @@ def task_of(*, embed: bool, rerank: bool) -> Task:
     if embed and rerank:
         raise SetupError("--embed and --rerank cannot go together: a model does one of them.")
     return "embed" if embed else "rerank" if rerank else "auto"
+
+
+def adapter_of(text: str) -> AdapterConfig:
+    """`NAME=FOLDER`."""
+    name, equals, path = text.partition("=")
+    if not equals or not name.strip() or not path.strip():
+        raise SetupError(f"--lora {text} is no adapter; write it like NAME=FOLDER.")
+    return AdapterConfig(name=name.strip(), path=str(Path(path.strip()).expanduser().absolute()))

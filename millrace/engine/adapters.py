@@ -18,7 +18,7 @@ from millrace.errors import AdapterError
 from millrace.models.adapters.fitting import Shape, fitted
 from millrace.models.adapters.folder import Adapter, read
 from millrace.models.adapters.slots import AdapterSlots
-from millrace.protocol import AdapterLoaded, AdapterRefused, LoadAdapter, Submit
+from millrace.protocol import AdapterLoaded, AdapterRefused, AdapterUnloaded, LoadAdapter, Submit
 
 log = logging.getLogger("millrace.engine")
 
@@ -70,9 +70,10 @@ class Adapters:
             slot, adapter.digest, adapter.rank, len(adapter.modules), self._slots.nbytes
         )
 
-    def remove(self, slot: int) -> None:
+    def remove(self, slot: int) -> AdapterUnloaded:
         self._digests.pop(slot, None)
         self._slots.remove(slot)
+        return AdapterUnloaded(slot, self._slots.nbytes)
 
     def check(self, request: Submit) -> None:
         """Raise ValueError where a request's adapter is not there."""

@@ -30,6 +30,7 @@ _LEAST_KV_MEMORY = 256 << 20
 _LEAST_CACHE = 64 << 20
 _NOTED = 0.05
 """The part of a model's layers after which its loading is told of again."""
+_LEAST_ADAPTERS = 64 << 20
 CACHE_SHARE = 0.3
 """The part of the memory for state that the prefix cache takes, where nobody says."""
 CPU_CHUNK, GPU_CHUNK = 512, 2048
@@ -92,8 +93,10 @@ def build(
         forward = CpuPipeline(blas.threads()).forward
     runner = Runner(loaded.model, loaded.caches, forward=forward, recurring=not on_cpu)
     cost = replace(runner.cost, chunk=config.prefill_chunk or 0)
+    rest -= config.adapter_memory or 0
     budget = Budget(cost, config.kv_memory or max(_LEAST_KV_MEMORY, rest))
-    device.bound_freed(loaded.weight_bytes + budget.limit + (cached if config.cache else 0))
+    state = budget.limit + (cached if config.cache else 0)
+    device.bound_freed(loaded.weight_bytes + state)
     index = store = None
     if config.cache:
         kind = f"{loaded.dtype} by own kernels" if loaded.native else loaded.dtype
@@ -121,6 +124,7 @@ def build(
         store=store,
         recorder=recorder,
         vocabulary=loaded.vocab_size,
+        adapter_room=config.adapter_memory or max(_LEAST_ADAPTERS, state // 10),
     )
     transport.send(
         Ready(

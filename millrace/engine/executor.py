@@ -167,7 +167,7 @@ class Executor:
                 self._recorder.working([], UNKNOWN)
                 self._outcome.adapters.append(self._adapters.place(operation))
             case RemoveAdapter(slot=slot):
-                self._adapters.remove(slot)
+                self._outcome.adapters.append(self._adapters.remove(slot))
             case Forget(rows=numbers):
                 for number in numbers:
                     if number in self._rows:

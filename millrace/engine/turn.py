@@ -12,8 +12,7 @@ import msgspec
 from millrace.cache.observations import AnyObservation
 from millrace.cache.operations import AnyOperation, Operation
 from millrace.protocol import (
-    AdapterLoaded,
-    AdapterRefused,
+    AdapterAnswer,
     Failed,
     FinishReason,
     Prefilled,
@@ -168,7 +167,7 @@ class Outcome(msgspec.Struct):
     rows: list[RowResult] = []
     failed: list[Failed] = []
     """Requests that could not be admitted."""
-    adapters: list[AdapterLoaded | AdapterRefused] = []
+    adapters: list[AdapterAnswer] = []
     step_fault: str | None = None
     """The batch could not be run: nothing of it is left, and its rows have only what was read."""
     chunk_fault: str | None = None

@@ -48,6 +48,11 @@ class Active(ABC):
         self._abandon = abandon
 
     @property
+    def adapter(self) -> int:
+        """The slot of the adapter that it needs; 0 is none."""
+        return 0
+
+    @property
     def answers(self) -> int:
         """What it counts for where answers are counted."""
         return 1

@@ -27,6 +27,10 @@ from millrace.errors import (
 from millrace.protocol import (
     Abort,
     AbortChoice,
+    AdapterAnswer,
+    AdapterLoaded,
+    AdapterRefused,
+    AdapterUnloaded,
     CacheQuery,
     CacheReport,
     DeviceMemory,
@@ -43,6 +47,7 @@ from millrace.protocol import (
     encoder,
 )
 from millrace.serving.active import Active, Outcome
+from millrace.serving.adapters import AdapterDesk, AdapterList
 from millrace.serving.admission import Admission
 from millrace.serving.connection import Connection, EngineGone
 from millrace.serving.encoding import EncodingInFlight
@@ -67,8 +72,14 @@ class EngineClient:
         metrics: ModelMetrics,
         *,
         idle: float = 5.0,
+        adapters: AdapterList | None = None,
     ) -> None:
         self._keeper = Keeper(launch, self)
+        self.adapters = AdapterDesk(
+            adapters or AdapterList(),
+            self._keeper.send,
+            lambda: (r.adapter for r in self.in_flight.values()),
+        )
         self._suspicion = Suspicion()
         self._admission = admission
         self._metrics = metrics
@@ -139,10 +150,12 @@ class EngineClient:
     async def settled(self) -> None:
         """Wait for the first start to succeed; raises why it did not."""
         await self._keeper.settled()
+        await self.adapters.settled()
 
     async def stop(self, grace: float = CLOSING_PATIENCE) -> None:
         self._keeper.state = State.STOPPED
         self._drop_queries()
+        self.adapters.stopped()
         self.fail_all(EngineUnavailable("The server is shutting down."))
         await self._keeper.stop(grace)
 
@@ -261,6 +274,7 @@ class EngineClient:
         self._metrics.ended(active, seconds)
         self._count_queue()
         log.info("request ended", extra={"fields": _summary(active, seconds)})
+        self.adapters.tidy()
         self._hand_over()
 
     def _count_queue(self) -> None:
@@ -277,6 +291,8 @@ class EngineClient:
             active = self.in_flight.get(number)
             if active is None or active.running or not active.open:
                 continue
+            if not self.adapters.may_run(active.adapter):
+                continue
             if self._suspicion.may_run(number):
                 try:
                     self._keeper.send(active.begin())
@@ -288,15 +304,18 @@ class EngineClient:
             self._end(active, "ok", None)
 
     def engine_ready(self) -> None:
+        self.adapters.engine_ready()
         self._hand_over()
 
     def engine_failed(self, failure: MillraceError) -> None:
         self._drop_queries()
+        self.adapters.stopped()
         self.fail_all(failure)
 
     def engine_gone(self, gone: EngineGone, working: Sequence[int]) -> None:
         """Say so, and decide who goes on."""
         self._drop_queries()
+        lost = self.adapters.engine_gone()
         self._metrics.restarted()
         running = {r.number: r for r in self.in_flight.values() if r.running}
         milestones = {number: active.milestone for number, active in running.items()}
@@ -316,6 +335,9 @@ class EngineClient:
                 f"the last time, {gone}."
             )
             self._end(running[number], "error", EngineUnavailable(text))
+        for active in [r for r in self.in_flight.values() if r.adapter in lost]:
+            text = "Engines died while they loaded the request's adapter."
+            self._end(active, "error", EngineUnavailable(text))
 
     def engine_garbled(self, requests: Sequence[int]) -> None:
         for number in requests:
@@ -330,9 +352,17 @@ class EngineClient:
                 self._metrics.cache(message.memory.bytes, message.disk.bytes if message.disk else 0)
                 if (answer := self._queries.get(id)) and not answer.done():
                     answer.set_result(message)
+            case AdapterLoaded() | AdapterRefused() | AdapterUnloaded():
+                self._adapter_answered(message)
             case Failed(code=code, message=text, id=int(number)):
                 if active := self.in_flight.get(number):
                     self._end(active, "error", from_code(code, text))
+
+    def _adapter_answered(self, message: AdapterAnswer) -> None:
+        if (error := self.adapters.heard(message)) is not None:
+            for active in [r for r in self.in_flight.values() if r.adapter == message.slot]:
+                self._end(active, "error", error)
+        self._hand_over()
 
     def _stepped(self, step: Step) -> None:
         self._metrics.stepped(step)

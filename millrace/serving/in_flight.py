@@ -47,6 +47,10 @@ class InFlight(Active):
         self._idle = idle
 
     @property
+    def adapter(self) -> int:
+        return self.submit.adapter
+
+    @property
     def answers(self) -> int:
         return len(self.open)
 

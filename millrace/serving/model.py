@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import secrets
 import time
@@ -11,11 +12,12 @@ from dataclasses import replace
 from typing import Any
 
 from millrace.engine.rng import derive
-from millrace.errors import BadRequest, ContextLengthExceeded
+from millrace.errors import BadRequest, ContextLengthExceeded, EngineUnavailable, ModelNotFound
 from millrace.models.encoders import Encoder
 from millrace.models.files import read_json
 from millrace.models.window import read_config
 from millrace.protocol import Choice, PromptLogprobs, RowTokens, Submit
+from millrace.serving.adapters import ServedAdapter
 from millrace.serving.client import EngineClient
 from millrace.serving.encodings import Encodings
 from millrace.serving.in_flight import InFlight, Phase
@@ -60,6 +62,10 @@ class ServedModel:
         self.window = side.config.window
         self.created = int(time.time())
         self._desk = TextDesk(side)
+        self.adapter: ServedAdapter | None = None
+        """What its requests run with, beside the model's own weights."""
+        self.base = name
+        """The name of the model whose weights these are."""
         self._encodings: Encodings | None = None
         if encoder is not None:
             self._encodings = Encodings(name, encoder, self.tokenizer, client, self._desk)
@@ -84,6 +90,23 @@ class ServedModel:
         if self._encodings is not None:
             what = "embeddings" if self._encodings.facts.kind == "embed" else "scores"
             raise BadRequest(f"The model '{self.name}' makes {what}, and no text.", param="model")
+
+    def adapted(self, adapter: ServedAdapter) -> ServedModel:
+        """The same model with an adapter of its own, under that one's name."""
+        other = copy.copy(self)
+        other.name, other.created, other.adapter = adapter.name, adapter.created, adapter
+        return other
+
+    def _adapter_slot(self) -> int:
+        if self.adapter is None:
+            return 0
+        if self.adapter.gone:
+            raise ModelNotFound(self.adapter.name, [self.base])
+        if self.adapter.problem is not None:
+            raise EngineUnavailable(
+                f"The adapter '{self.adapter.name}' is not loaded: {self.adapter.problem}"
+            )
+        return self.client.adapters.slot_of(self.adapter)
 
     async def stop(self) -> None:
         """End the engine and whatever else runs for the model."""
@@ -248,6 +271,7 @@ class ServedModel:
             thinking=request.thinking,
             cache_salt=request.cache_salt,
             boundaries=request.boundaries,
+            adapter=self._adapter_slot(),
         )
 
     def _start(self, request: Request, submit: Submit) -> Running:

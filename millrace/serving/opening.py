@@ -21,6 +21,7 @@ from millrace.errors import ModelError, SetupError
 from millrace.models.encoders import Encoder, encoder_in
 from millrace.models.footprint import footprint
 from millrace.models.window import read_config, window_of
+from millrace.serving.adapters import AdapterLibrary, AdapterList
 from millrace.serving.admission import Admission
 from millrace.serving.catalogue import ModelSpec
 from millrace.serving.client import EngineClient
@@ -40,6 +41,7 @@ CACHE_SHARE = 0.3
 _LEAST_CACHE = 64 << 20
 ENCODER_WORK = 256 << 20
 """What the batches of an encoder may take: it has no state."""
+_LEAST_ADAPTERS = 64 << 20
 
 
 class Workplace:
@@ -71,8 +73,15 @@ class Opening:
     """Makes the parts of this server's models."""
 
     def __init__(
-        self, workplace: Workplace, metrics: Metrics, *, idle: float, max_queue: int
+        self,
+        workplace: Workplace,
+        metrics: Metrics,
+        *,
+        idle: float,
+        max_queue: int,
+        adapters: AdapterLibrary | None = None,
     ) -> None:
+        self._adapters = adapters or AdapterLibrary()
         self._workplace = workplace
         self._metrics = metrics
         self._idle = idle
@@ -84,10 +93,12 @@ class Opening:
         config, encodes = spec.engine, encoder_in(spec.engine) is not None
         found = footprint(spec.folder, config.weights, encodes=encodes)
         if encodes:
+            _refuse_adapters(config)
             work = config.kv_memory or ENCODER_WORK
             return Need(found.fixed, work, work)
         cache = _least_cache(config, found.least_kv)
-        return Need(found.fixed, (config.kv_memory or found.least_kv) + cache)
+        fixed = found.fixed + (config.adapter_memory or 0)
+        return Need(fixed, (config.kv_memory or found.least_kv) + cache)
 
     def told(self, spec: ModelSpec, state: int | None) -> EngineConfig:
         """The state that it may hold, divided between running requests and prefixes."""
@@ -96,6 +107,10 @@ class Opening:
             return config
         if encoder_in(config) is not None:
             return msgspec.structs.replace(config, kv_memory=max(1, state), cache=False)
+        room = config.adapter_memory
+        if room is None and config.adapters:
+            room = max(min(_LEAST_ADAPTERS, state // 4), state // 10)
+            state -= room
         cache = config.cache_memory or 0
         if not config.cache:
             cache = 0
@@ -104,12 +119,20 @@ class Opening:
             least = min(_LEAST_CACHE, state // 2)
             cache = max(1, min(spare, max(least, int(CACHE_SHARE * state))))
         kv = config.kv_memory or max(1, state - cache)
-        return msgspec.structs.replace(config, kv_memory=kv, cache_memory=cache or None)
+        return msgspec.structs.replace(
+            config, kv_memory=kv, cache_memory=cache or None, adapter_memory=room
+        )
 
     def client(self, spec: ModelSpec, config: Callable[[], EngineConfig]) -> EngineClient:
         admission = Admission(spec.engine.max_running, self._max_queue)
         launch = self._workplace.launcher(config)
-        return EngineClient(launch, admission, self._metrics.of(spec.name), idle=self._idle)
+        return EngineClient(
+            launch,
+            admission,
+            self._metrics.of(spec.name),
+            idle=self._idle,
+            adapters=self._adapters.of(spec.name, spec.engine.adapters),
+        )
 
     async def text(self, spec: ModelSpec, client: EngineClient) -> ServedModel:
         loop = asyncio.get_running_loop()
@@ -127,6 +150,12 @@ def _trim() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+def _refuse_adapters(config: EngineConfig) -> None:
+    if config.adapters:
+        name = config.adapters[0].name
+        raise SetupError(f"--lora {name}: adapters are for models that make text.")
+
+
 def _least_cache(config: EngineConfig, kv: int) -> int:
     return (config.cache_memory or min(_LEAST_CACHE, kv)) if config.cache else 0
 
@@ -142,8 +171,11 @@ async def open_model(
 ) -> ServedModel:
     """One model for itself. The engine is started first, since it takes longest."""
     check_defaults(defaults or {})
+    if encoder_in(config) is not None:
+        _refuse_adapters(config)
     admission = Admission(config.max_running, max_queue)
-    client = EngineClient(launch, admission, metrics.of(config.name), idle=idle)
+    adapters = AdapterList(config.adapters)
+    client = EngineClient(launch, admission, metrics.of(config.name), idle=idle, adapters=adapters)
     await client.start()
     side, encoder = await asyncio.to_thread(_text_side, config)
     return ServedModel(config.name, side, client, defaults, encoder=encoder)

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from millrace.errors import LoadFailed, MillraceError, ModelNotFound, TooManyWaiting
+from millrace.errors import LoadFailed, MillraceError, ModelNotFound, SetupError, TooManyWaiting
+from millrace.serving.adapters import AdapterLibrary
 from millrace.serving.catalogue import Catalogue, ModelSpec
 from millrace.serving.instance import Instance, Lease
 from millrace.serving.metrics import Metrics
@@ -42,13 +43,23 @@ class Registry:
         *,
         limit: int | None = None,
         max_waiting: int = 256,
+        adapters: AdapterLibrary | None = None,
     ) -> None:
+        self.adapters = adapters or AdapterLibrary()
+        for spec in catalogue.named:
+            self._enlist(catalogue, spec)
         self._catalogue = catalogue
         self._opener = opener
         self._max_waiting = max_waiting
         self._residents = Residents(opener, metrics, limit, self._absent)
         self._needs: dict[str, Need] = {}
         self._pins: dict[str, bool] = {}
+
+    def _enlist(self, catalogue: Catalogue, spec: ModelSpec) -> None:
+        for adapter in spec.engine.adapters:
+            if catalogue.known(adapter.name) or self.adapters.find(adapter.name):
+                raise SetupError(f"--lora: the name '{adapter.name}' is taken.")
+        self.adapters.of(spec.name, spec.engine.adapters)
 
     @property
     def limit(self) -> int | None:
@@ -100,7 +111,7 @@ class Registry:
         return await asyncio.to_thread(self._catalogue.listed)
 
     async def _known_names(self) -> list[str]:
-        return [s.name for s in await self._listed()]
+        return [*(s.name for s in await self._listed()), *self.adapters.names()]
 
     def preload(self, specs: Sequence[ModelSpec]) -> None:
         """Load models at the start, before anybody asks: as many as there is room for."""
@@ -124,7 +135,9 @@ class Registry:
         Returns as soon as requests can be read and given to it; where that needs an engine, its load
         has begun or waits for room. `ttl` is how long it is to stay after this use.
         """
-        spec = await self.spec(*names)
+        known = any(name and self._catalogue.known(name) for name in names)
+        adapter = None if known else self.adapters.find(*names)
+        spec = await self.spec(*((adapter[0],) if adapter else names))
         if loads:
             await self._may_load(spec)
         instance = self._residents.current(spec.name)

@@ -23,8 +23,10 @@ from millrace.engine.sampling import HostSampling, SamplingBackend
 from millrace.engine.transport import ThreadTransport
 from millrace.engine.turn import Seen, Turn, encoder
 from millrace.protocol import (
+    AdapterAnswer,
     AdapterLoaded,
     AdapterRefused,
+    AdapterUnloaded,
     Failed,
     FromEngine,
     Prefilled,
@@ -62,7 +64,7 @@ class Bench:
         self.prefilled: dict[int, int] = {}
         self.logprobs: dict[Key, list[TokenLogprob]] = {}
         self.prompt_logprobs: dict[int, list[TokenLogprob]] = {}
-        self.adapters: dict[int, AdapterLoaded | AdapterRefused] = {}
+        self.adapters: dict[int, AdapterAnswer] = {}
         self.transport = ThreadTransport(self._deliver)
         settings = EngineConfig(model="tiny", name="tiny", **config)
         sampler = Sampler(backend or HostSampling())
@@ -116,7 +118,7 @@ class Bench:
                     self.found[part.id] = part
             case Failed(id=id):
                 self.failed[id] = message
-            case AdapterLoaded(slot=slot) | AdapterRefused(slot=slot):
+            case AdapterLoaded(slot=slot) | AdapterRefused(slot=slot) | AdapterUnloaded(slot=slot):
                 self.adapters[slot] = message
 
     def put(self, message: ToEngine, turns: int = 0) -> None:

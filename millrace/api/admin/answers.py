@@ -68,6 +68,18 @@ class TotalsStatus(msgspec.Struct):
     generated_tokens: int
 
 
+class AdapterStatus(msgspec.Struct):
+    name: str
+    path: str
+    loaded: bool
+    rank: int
+    modules: int
+    """How many of the model's modules it changes."""
+    requests: int
+    """Those that run with it now."""
+    error: str | None
+
+
 class ModelStatus(msgspec.Struct):
     name: str
     state: State
@@ -91,6 +103,8 @@ class ModelStatus(msgspec.Struct):
     kv_budget: int | None
     kv_bytes_per_token: int | None
     device_memory: MemoryStatus | None
+    adapters: list[AdapterStatus]
+    adapter_bytes: int
     totals: TotalsStatus
     requests: list[RequestStatus]
 

@@ -18,6 +18,7 @@ from millrace.api.moments import moment
 from millrace.api.openapi.describe import describe
 from millrace.errors import NotFound
 from millrace.serving.active import Active
+from millrace.serving.adapters import ServedAdapter
 from millrace.serving.client import EngineClient
 from millrace.serving.instance import Instance
 from millrace.serving.keeper import State
@@ -108,8 +109,22 @@ def _model(instance: Instance) -> dict[str, Any]:
         "kv_budget": ready.kv_budget if ready else None,
         "kv_bytes_per_token": ready.kv_bytes_per_token if ready else None,
         "device_memory": _memory(client),
+        "adapters": [_adapter(a, client) for a in client.adapters.list.all()],
+        "adapter_bytes": client.adapters.nbytes,
         "totals": asdict(client.totals),
         "requests": [_request(r) for r in client.in_flight.values()],
+    }
+
+
+def _adapter(adapter: ServedAdapter, client: EngineClient) -> dict[str, Any]:
+    return {
+        "name": adapter.name,
+        "path": adapter.path,
+        "loaded": client.adapters.is_loaded(adapter),
+        "rank": adapter.rank,
+        "modules": adapter.modules,
+        "requests": client.adapters.running(adapter),
+        "error": adapter.problem,
     }
 
 

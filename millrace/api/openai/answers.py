@@ -162,6 +162,10 @@ class ModelCard(msgspec.Struct):
     """Why it could not be loaded a moment ago."""
     profile: dict[str, Any] | None = None
     """What is set for it where a request does not say otherwise."""
+    root: str | None = None
+    """Of an adapter, its folder."""
+    parent: str | None = None
+    """Of an adapter, the model it changes."""
     type: Literal["model"] | None = None
     display_name: str | None = None
     created_at: str | None = None

@@ -22,6 +22,7 @@ from millrace.api.moments import moment
 from millrace.api.openai.answers import ModelCard, ModelList
 from millrace.api.openapi.describe import describe
 from millrace.errors import ModelError
+from millrace.serving.adapters import ServedAdapter
 from millrace.serving.registry import Registry, Standing
 
 router = APIRouter()
@@ -37,6 +38,8 @@ async def models(http: HttpRequest) -> Response:
     for standing in await context_of(http).registry.standings():
         if (window := await asyncio.to_thread(_window, standing)) is not None:
             listed += [card(standing, window, a) for a in (None, *standing.spec.aliases)]
+            adapters = context_of(http).registry.adapters.of(standing.spec.name)
+            listed += [_adapted(card(standing, window, None), a) for a in adapters.all()]
     if _is_anthropic(http):
         ids = [c["id"] for c in listed] or [None]
         return as_json({"data": listed, "first_id": ids[0], "last_id": ids[-1], "has_more": False})
@@ -51,10 +54,20 @@ async def model(http: HttpRequest, name: str) -> Response:
 
 async def card_of(http: HttpRequest, name: str) -> dict[str, Any]:
     registry = context_of(http).registry
-    standing = registry.standing(await registry.spec(name))
+    adapter = registry.adapters.find(name)
+    standing = registry.standing(await registry.spec(adapter[0] if adapter else name))
     window = await asyncio.to_thread(_window, standing)
     alias = name if name in standing.spec.aliases else None
-    return _describer(http)(standing, window or 0, alias)
+    card = _describer(http)(standing, window or 0, alias)
+    return _adapted(card, adapter[1]) if adapter else card
+
+
+def _adapted(card: dict[str, Any], adapter: ServedAdapter) -> dict[str, Any]:
+    """An adapter's card: its model's, under its own name."""
+    if "display_name" in card:
+        return card | {"id": adapter.name, "display_name": adapter.name}
+    own = {"id": adapter.name, "created": adapter.created, "root": adapter.path}
+    return card | own | {"parent": card["id"]}
 
 
 def _window(standing: Standing) -> int | None:

@@ -50,6 +50,7 @@ MEANINGS = {
     200: "The answer.",
     400: "The request is at fault; the message names the field and what it should be.",
     401: "The API key is missing or wrong.",
+    403: "The operator has not opened this to those who ask.",
     404: "There is no such model, request or object.",
     409: "The object is not in a state that allows it.",
     413: "The body is larger than --max-body.",

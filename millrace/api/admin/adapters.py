@@ -1,0 +1,138 @@
+"""Adapters over HTTP, as vLLM has them: loaded and unloaded while the server runs.
+
+A path of the server's own files comes from a client here: only folders that the operator named are read,
+or any where nobody but this machine's users can ask.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter
+from msgspec import Meta
+from starlette.requests import Request as HttpRequest
+from starlette.responses import PlainTextResponse, Response
+
+from millrace.api.body import convert, read_object
+from millrace.api.context import context_of
+from millrace.api.leases import leased
+from millrace.api.openapi.describe import describe
+from millrace.config import MOST_NAME, ServeConfig
+from millrace.errors import AdapterError, BadRequest, ModelNotFound, NotAllowed, NotFound
+from millrace.serving.model import ServedModel
+from millrace.serving.registry import Registry
+
+router = APIRouter()
+
+Name = Annotated[str, Meta(min_length=1, max_length=MOST_NAME)]
+AdapterPath = Annotated[str, Meta(min_length=1, max_length=4096)]
+
+
+class LoadRequest(msgspec.Struct):
+    lora_name: Name
+    """What requests then give as `model`."""
+    lora_path: AdapterPath
+    """A folder on the server's machine, in mlx-lm's form or PEFT's."""
+    base_model_name: str | None = None
+    """The model it is for; may be left out where there is one."""
+    load_inplace: bool = False
+    """Whether it takes the place of an adapter of the same name."""
+
+
+class UnloadRequest(msgspec.Struct):
+    lora_name: Name
+    lora_int_id: int | None = None
+    """vLLM's number of an adapter; names are enough here."""
+
+
+@router.post("/v1/load_lora_adapter")
+@describe(
+    "server",
+    "Load an adapter from a folder of the server's",
+    body=LoadRequest,
+    media="text/plain",
+    statuses=(400, 403, 404, 413, 500, 503, 507),
+)
+async def load(http: HttpRequest) -> Response:
+    wire = convert(await read_object(http, context_of(http).config.max_body), LoadRequest)
+    if not wire.lora_name.isprintable():
+        raise BadRequest("lora_name must have printable characters only.", param="lora_name")
+    config = context_of(http).config
+    folder = allowed(wire.lora_path, config.adapter_folders, local=_is_local(config))
+    model = await _base(http, wire)
+    await model.client.settled()
+    await model.client.adapters.load(wire.lora_name, str(folder), in_place=wire.load_inplace)
+    return PlainTextResponse(f"Success: LoRA adapter '{wire.lora_name}' added successfully.")
+
+
+@router.post("/v1/unload_lora_adapter")
+@describe(
+    "server",
+    "Unload an adapter; requests that run with it end with it",
+    body=UnloadRequest,
+    media="text/plain",
+    statuses=(400, 404, 413),
+)
+async def unload(http: HttpRequest) -> Response:
+    wire = convert(await read_object(http, context_of(http).config.max_body), UnloadRequest)
+    registry = context_of(http).registry
+    if (found := registry.adapters.find(wire.lora_name)) is None:
+        raise NotFound(f"There is no adapter '{wire.lora_name}' here.", param="lora_name")
+    registry.adapters.of(found[0]).retire(wire.lora_name)
+    for model in registry.all():
+        model.client.adapters.tidy()
+    return PlainTextResponse(f"Success: LoRA adapter '{wire.lora_name}' removed successfully.")
+
+
+async def _base(http: HttpRequest, wire: LoadRequest) -> ServedModel:
+    """The model that an adapter is for; its name must be no other model's."""
+    registry = context_of(http).registry
+    if registry.adapters.find(wire.base_model_name) is not None:
+        raise BadRequest("base_model_name is an adapter's.", param="base_model_name")
+    known = registry.adapters.find(wire.lora_name)
+    base = (await registry.spec(wire.base_model_name)).name
+    if known[0] != base if known else await _is_model(registry, wire.lora_name):
+        raise AdapterError(f"The name '{wire.lora_name}' is taken.", param="lora_name")
+    model = await leased(http, base)
+    model.need_text()
+    return model
+
+
+async def _is_model(registry: Registry, name: str) -> bool:
+    try:
+        await registry.spec(name)
+    except ModelNotFound:
+        return False
+    return True
+
+
+def allowed(path: str, folders: Sequence[str], *, local: bool) -> Path:
+    """Where an adapter's path leads, if it may be read at all."""
+    if not folders and not local:
+        raise NotAllowed(
+            "Adapters are loaded over the network only from folders that the server was started with "
+            "(--lora-dir)."
+        )
+    try:
+        if not folders:
+            return Path(path).expanduser().resolve()
+        for folder in folders:
+            inside = Path(folder).expanduser().resolve()
+            found = (inside / path).resolve()
+            if found != inside and found.is_relative_to(inside) and found.is_dir():
+                return found
+    except (OSError, RuntimeError, ValueError) as error:
+        raise BadRequest("lora_path is no path.", param="lora_path") from error
+    raise NotAllowed(f"'{path}' is no adapter in the folders of --lora-dir.", param="lora_path")
+
+
+def _is_local(config: ServeConfig) -> bool:
+    """Whether only this machine's users can reach the server."""
+    try:
+        return ipaddress.ip_address(config.host.partition("%")[0]).is_loopback
+    except ValueError:
+        return config.host == "localhost"
