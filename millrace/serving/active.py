@@ -95,3 +95,19 @@ class Active(ABC):
     def close(self) -> None:
         """Nobody listens any more."""
         self._abandon(self)
+
+    def summary(self, seconds: float) -> dict[str, Any]:
+        """What the log says of it when it has ended."""
+        first = self.first_token
+        return {
+            "id": self.id,
+            "endpoint": self.endpoint,
+            "outcome": self.outcome,
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached,
+            "cache_hit": self.hit,
+            "generated_tokens": self.tokens_generated,
+            "ttft": round(first - self.arrived, 3) if first else None,
+            "seconds": round(seconds, 3),
+            "deaths": self.deaths,
+        }

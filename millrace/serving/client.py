@@ -11,7 +11,6 @@ import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
 
 import msgspec
 
@@ -31,7 +30,6 @@ from millrace.protocol import (
     AdapterLoaded,
     AdapterRefused,
     AdapterUnloaded,
-    CacheQuery,
     CacheReport,
     DeviceMemory,
     Encode,
@@ -54,12 +52,12 @@ from millrace.serving.encoding import EncodingInFlight
 from millrace.serving.in_flight import InFlight
 from millrace.serving.keeper import Keeper, State
 from millrace.serving.metrics import ModelMetrics, Totals
+from millrace.serving.queries import CacheQueries
 from millrace.serving.suspicion import Suspicion
 
 log = logging.getLogger("millrace.serving")
 
-QUERY_PATIENCE = 30.0
-"""Seconds that the engine may take to answer a question: it does so between two steps."""
+_Part = Prefilled | PromptLogprobs | RowTokens | Encoded
 CLOSING_PATIENCE = 15.0
 """Seconds that it may take to end: it writes to disk what is only in memory."""
 
@@ -86,8 +84,7 @@ class EngineClient:
         self._idle = idle
         self._weighed: tuple[Ready | None, DeviceMemory | None] = (None, None)
         """An engine, and its device's memory when it last told."""
-        self._queries: dict[str, asyncio.Future[CacheReport]] = {}
-        self._query_ids = map(str, itertools.count())
+        self._queries = CacheQueries(self._keeper.send)
         self._numbers = itertools.count(1)
         self.in_flight: dict[int, Active] = {}
         self.when_idle: Callable[[], None] = lambda: None
@@ -154,7 +151,7 @@ class EngineClient:
 
     async def stop(self, grace: float = CLOSING_PATIENCE) -> None:
         self._keeper.state = State.STOPPED
-        self._drop_queries()
+        self._queries.drop()
         self.adapters.stopped()
         self.fail_all(EngineUnavailable("The server is shutting down."))
         await self._keeper.stop(grace)
@@ -227,26 +224,11 @@ class EngineClient:
             raise self.failure or EngineUnavailable(
                 f"The engine is {self.state.value}; ask again when it is ready."
             )
-        id = next(self._query_ids)
-        answer: asyncio.Future[CacheReport] = asyncio.get_running_loop().create_future()
-        self._queries[id] = answer
-        self._keeper.send(CacheQuery(id, clear))
-        try:
-            async with asyncio.timeout(QUERY_PATIENCE):
-                return await answer
-        except TimeoutError:
-            raise EngineUnavailable("The engine is too busy to answer; ask again later.") from None
-        finally:
-            del self._queries[id]
+        return await self._queries.ask(clear=clear)
 
     def fail_all(self, error: MillraceError) -> None:
         for active in list(self.in_flight.values()):
             self._end(active, "error", error)
-
-    def _drop_queries(self) -> None:
-        for answer in self._queries.values():
-            if not answer.done():
-                answer.set_exception(EngineUnavailable("The engine ended before it answered."))
 
     def _expire(self, active: Active, timeout: float) -> None:
         if self.in_flight.get(active.number) is active:
@@ -273,7 +255,7 @@ class EngineClient:
         self._admission.saw(seconds)
         self._metrics.ended(active, seconds)
         self._count_queue()
-        log.info("request ended", extra={"fields": _summary(active, seconds)})
+        log.info("request ended", extra={"fields": active.summary(seconds)})
         self.adapters.tidy()
         self._hand_over()
 
@@ -308,13 +290,13 @@ class EngineClient:
         self._hand_over()
 
     def engine_failed(self, failure: MillraceError) -> None:
-        self._drop_queries()
+        self._queries.drop()
         self.adapters.stopped()
         self.fail_all(failure)
 
     def engine_gone(self, gone: EngineGone, working: Sequence[int]) -> None:
         """Say so, and decide who goes on."""
-        self._drop_queries()
+        self._queries.drop()
         lost = self.adapters.engine_gone()
         self._metrics.restarted()
         running = {r.number: r for r in self.in_flight.values() if r.running}
@@ -348,10 +330,9 @@ class EngineClient:
         match message:
             case Step():
                 self._stepped(message)
-            case CacheReport(id=id):
+            case CacheReport():
                 self._metrics.cache(message.memory.bytes, message.disk.bytes if message.disk else 0)
-                if (answer := self._queries.get(id)) and not answer.done():
-                    answer.set_result(message)
+                self._queries.heard(message)
             case AdapterLoaded() | AdapterRefused() | AdapterUnloaded():
                 self._adapter_answered(message)
             case Failed(code=code, message=text, id=int(number)):
@@ -369,12 +350,7 @@ class EngineClient:
         if step.memory is not None:
             self._weighed = self.ready, step.memory
         others_may = False
-        parts: list[Prefilled | PromptLogprobs | RowTokens | Encoded] = [
-            *step.prefilled,
-            *step.prompt_logprobs,
-            *step.rows,
-            *step.encoded,
-        ]
+        parts: list[_Part] = [*step.prefilled, *step.prompt_logprobs, *step.rows, *step.encoded]
         for part in parts:
             if active := self.in_flight.get(part.id):
                 try:
@@ -389,7 +365,7 @@ class EngineClient:
             # The step was on its way when the last request left: it is not the last word.
             self._metrics.idle()
 
-    def _take(self, active: Active, part: Prefilled | PromptLogprobs | RowTokens | Encoded) -> None:
+    def _take(self, active: Active, part: _Part) -> None:
         match part, active:
             case RowTokens(), InFlight():
                 self._row(active, part)
@@ -422,19 +398,3 @@ class EngineClient:
         if self.in_flight.get(active.number) is active:
             self._keeper.send(Abort(active.number))
             self._end(active, "error", RequestFailed(f"The request failed: {error}."))
-
-
-def _summary(active: Active, seconds: float) -> dict[str, Any]:
-    first = active.first_token
-    return {
-        "id": active.id,
-        "endpoint": active.endpoint,
-        "outcome": active.outcome,
-        "prompt_tokens": active.prompt_tokens,
-        "cached_tokens": active.cached,
-        "cache_hit": active.hit,
-        "generated_tokens": active.tokens_generated,
-        "ttft": round(first - active.arrived, 3) if first else None,
-        "seconds": round(seconds, 3),
-        "deaths": active.deaths,
-    }

@@ -1,0 +1,47 @@
+"""Questions to an engine that are no requests: what its prefix cache holds.
+
+An engine answers between two steps. What it does not answer, because it is busy or gone, is told to who
+asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+
+from millrace.errors import EngineUnavailable
+from millrace.protocol import CacheQuery, CacheReport
+
+PATIENCE = 30.0
+"""Seconds that the engine may take to answer."""
+
+
+class CacheQueries:
+    def __init__(self, send: Callable[[CacheQuery], None]) -> None:
+        self._send = send
+        self._open: dict[str, asyncio.Future[CacheReport]] = {}
+        self._ids = map(str, itertools.count())
+
+    async def ask(self, *, clear: bool) -> CacheReport:
+        id = next(self._ids)
+        answer: asyncio.Future[CacheReport] = asyncio.get_running_loop().create_future()
+        self._open[id] = answer
+        self._send(CacheQuery(id, clear))
+        try:
+            async with asyncio.timeout(PATIENCE):
+                return await answer
+        except TimeoutError:
+            raise EngineUnavailable("The engine is too busy to answer; ask again later.") from None
+        finally:
+            del self._open[id]
+
+    def heard(self, report: CacheReport) -> None:
+        if (answer := self._open.get(report.id)) and not answer.done():
+            answer.set_result(report)
+
+    def drop(self) -> None:
+        """The engine is gone."""
+        for answer in self._open.values():
+            if not answer.done():
+                answer.set_exception(EngineUnavailable("The engine ended before it answered."))
