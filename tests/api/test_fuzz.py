@@ -80,7 +80,6 @@ def _fire(target: Server, shot: Shot) -> httpx.Response:
 def test_no_hostile_request_is_a_fault_of_the_servers(target: Server) -> None:
     fuzzer = Fuzzer(target.http.get("/openapi.json").json(), SEED)
     shots, turn = fuzzer.shots((CASES or SAMPLE) // 2), threading.Lock()
-    before = target.status()["engine_pid"]
     seen, faults = Counter[int](), list[str]()
 
     def client(_: int) -> None:
@@ -102,12 +101,12 @@ def test_no_hostile_request_is_a_fault_of_the_servers(target: Server) -> None:
         list(pool.map(client, range(CLIENTS)))
     print(f"{seen.total()} requests (MILLRACE_SEED={SEED}): {json.dumps(seen, sort_keys=True)}")
     assert not faults, "\n\n".join(faults)
+    # A request may have said that the model should leave after it: it is back when it is needed.
+    alive = {"/v1/completions": {"prompt": "Once", "max_tokens": 2}, "/embed": {"inputs": "Once"}}
+    assert 200 in [target.post(path, body).status_code for path, body in alive.items()]
     assert target.health()["status"] == "ready"
-    status = target.status()
-    assert (status["engine_pid"], status["restarts"]) == (before, 0)
+    assert "the engine is gone" not in target.log()
     deadline = time.monotonic() + 60
     while target.status()["requests"] and time.monotonic() < deadline:
         time.sleep(0.1)  # responses that were asked for in the background come to their end
     assert target.status()["requests"] == []
-    alive = {"/v1/completions": {"prompt": "Once", "max_tokens": 2}, "/embed": {"inputs": "Once"}}
-    assert 200 in [target.post(path, body).status_code for path, body in alive.items()]
