@@ -163,9 +163,7 @@ class Engine:
                 heard.append(load)
             except MillraceError as error:
                 self._transport.send(AdapterRefused(load.slot, error.code, error.message))
-            except (
-                Exception
-            ) as error:  # whatever a broken file makes of its reader is its own fault
+            except Exception as error:  # whatever a broken file makes of its reader
                 log.exception("the adapter %s cannot be read", load.name)
                 self._transport.send(AdapterRefused(load.slot, "invalid_adapter", repr(error)))
         self._reading = waiting

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import resource
 import shutil
@@ -111,8 +110,7 @@ def test_five_poisoned_requests_beside_eight_streams(shared: Server) -> None:
     assert [a.status_code for a in answers] == [503] * 5
     assert all("engine died 2 times" in a.json()["error"]["message"] for a in answers)
     streams.check()
-    # How many it takes depends on who was worked on together; test_suspicion has the proven bound.
-    assert shared.status()["restarts"] - before <= 5 * (2 * math.log2(14) + 6)
+    assert shared.status()["restarts"] - before <= 20
     shared.wait_ready()
 
 

@@ -224,6 +224,14 @@ def test_halves_take_turns_while_others_run() -> None:
     assert all(suspicion.may_run(r) for r in range(8))
 
 
+def test_those_without_a_token_are_tried_before_those_that_had_some() -> None:
+    suspicion = Suspicion()
+    standing = {r: Milestone(0 if r in (2, 5, 7) else 9, 3) for r in range(8)}
+    for _ in range(2):
+        assert suspicion.died(standing, range(8), Cause.CRASH) == {}
+    assert [r for r in range(8) if suspicion.may_run(r)] == [2, 5, 7]
+
+
 def test_being_frozen_blames_nobody() -> None:
     suspicion = Suspicion()
     for _ in range(50):
