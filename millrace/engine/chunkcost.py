@@ -41,6 +41,8 @@ class ChunkCost:
         """About the most tokens that a chunk has had lately."""
         self._seen: dict[int, _Seen] = {}
         """By the power of two that is next below the size."""
+        self._points: list[tuple[float, float]] = []
+        """Tokens and seconds, by size; more tokens never take less time."""
 
     @property
     def known(self) -> bool:
@@ -49,7 +51,7 @@ class ChunkCost:
     @property
     def token(self) -> float:
         """What each token adds, from the smallest chunks known to the largest."""
-        points = self._points()
+        points = self._points
         if not points:
             return _FIRST_GUESS
         (tokens, seconds), (more, longer) = points[0], points[-1]
@@ -59,7 +61,7 @@ class ChunkCost:
 
     @property
     def base(self) -> float:
-        points = self._points()
+        points = self._points
         if not points:
             return 0.0
         tokens, seconds = points[0]
@@ -74,14 +76,14 @@ class ChunkCost:
     @property
     def worth(self) -> int:
         """How many tokens take as long as a small chunk does; a try, if that is not known."""
-        points = self._points()
+        points = self._points
         if self.least is None or len(points) < 2:
             return 4 * SMALL
         return int(self.least / self.token)
 
     def of(self, tokens: float) -> float:
         """Seconds that a chunk of so many tokens should take."""
-        points = self._points()
+        points = self._points
         if len(points) < 2:
             return self.base + tokens * self.token
         # The two known sizes around it, or the last two.
@@ -118,9 +120,9 @@ class ChunkCost:
         mine.seconds += _WEIGHT * (seconds - mine.seconds)
         mine.age = 0
         self._seen = {n: seen for n, seen in self._seen.items() if seen.age <= _FORGOTTEN}
+        self._points = self._line()  # asked for many times a turn
 
-    def _points(self) -> list[tuple[float, float]]:
-        """What is known, by size; more tokens never take less time."""
+    def _line(self) -> list[tuple[float, float]]:
         points: list[tuple[float, float]] = []
         for size in sorted(self._seen):
             seen = self._seen[size]
