@@ -83,12 +83,12 @@ def test_what_cannot_become_a_stop_is_released_at_once(text: str, stops: list[st
 
 def test_linear_time_on_a_hostile_text() -> None:
     stops = ["a" * size + "b" for size in range(1, 64)]
-    began = time.perf_counter()
+    began = time.thread_time()
     matcher = StopMatcher(stops, False)
     for _ in range(200):
         matcher.feed("a" * 1000)
     assert matcher.finish().matched is None
-    assert time.perf_counter() - began < 5
+    assert time.thread_time() - began < 20  # of this thread's own work, not of the clock
 
 
 def test_validation() -> None:
