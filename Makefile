@@ -6,7 +6,7 @@ ARGS    ?=
 WORKERS ?= 2
 # The MLX back-end: Metal comes with MLX on a Mac; Linux gets the CPU wheel unless told otherwise.
 BACKEND ?= $(if $(filter Darwin,$(shell uname -s)),metal,cpu)
-EXTRAS   = $(if $(filter metal,$(BACKEND)),dev,dev$(comma)$(BACKEND))
+EXTRAS   = dev,localai,smg$(if $(filter metal,$(BACKEND)),,$(comma)$(BACKEND))
 comma   := ,
 BIN      = $(VENV)/bin
 STAMP    = $(VENV)/.installed-$(BACKEND)

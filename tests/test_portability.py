@@ -10,6 +10,7 @@ import importlib, os, pkgutil, sys, sysconfig
 sysconfig.get_config_vars()
 # Other people's packages look at the platform for themselves: they are loaded before it changes.
 import fastapi, gguf, httpx, huggingface_hub, jinja2, llguidance.numpy, mlx_lm, uvicorn, zmq.asyncio
+import grpc.aio, google.protobuf.descriptor_pool, grpc_health.v1.health, grpc_reflection.v1alpha.reflection
 import typer, rich.console, rich.progress, rich.table, prometheus_client, filelock, matplotlib
 for name in ("sched_getaffinity", "sched_setaffinity"):
     if hasattr(os, name):

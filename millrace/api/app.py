@@ -51,7 +51,7 @@ def create_app(context: Context) -> FastAPI:
     app.add_middleware(LeaseMiddleware)
     if context.config.engine.strip_volatile:
         app.add_middleware(StrippedHeader)
-    middleware.install(app, context.config, context.metrics)
+    middleware.install(app, context)
     app.add_exception_handler(MillraceError, errors.respond)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _nobody)

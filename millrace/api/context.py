@@ -13,6 +13,7 @@ from millrace.api.responses.jobs import Jobs
 from millrace.api.responses.store import Store
 from millrace.config import ServeConfig
 from millrace.errors import BadRequest
+from millrace.serving.limits import RateLimits
 from millrace.serving.metrics import Metrics
 from millrace.serving.registry import Registry
 from millrace.serving.warming import Line
@@ -29,6 +30,8 @@ class Context:
     """Responses and conversations that are kept."""
     jobs: Jobs = field(default_factory=Jobs)
     """Responses that are made in the background."""
+    limits: RateLimits = field(default_factory=lambda: RateLimits(None, None))
+    """How much each caller may use, whichever way it asks."""
     warm: Sequence[Line] = ()
     """Prompts that are run at the start."""
 

@@ -1,4 +1,4 @@
-"""Fields that several protocols have in common, and the names of all that would change an answer.
+"""The names of all fields that would change an answer, whichever server has them.
 
 A field that changes the answer is honoured where an endpoint's type has it, and refused by name
 everywhere else; what is in neither is unknown, and named in the response's header.
@@ -6,127 +6,10 @@ everywhere else; what is in neither is unknown, and named in the response's head
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any, Literal, NamedTuple, Protocol
+from collections.abc import Collection
+from typing import Any
 
-import msgspec
-
-from millrace.errors import BadRequest, Unsupported
-from millrace.serving.ranges import Count
-from millrace.text.dialect import Dialect
-from millrace.text.grammar import Demand, demand_of
-
-
-class StructuredOutputs(msgspec.Struct, kw_only=True):
-    """vLLM's way to demand a form: exactly one of the first five."""
-
-    json: dict[str, Any] | str | None = None
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
-    json_object: bool | None = None
-    disable_any_whitespace: bool | None = None
-    structural_tag: Any = None
-    whitespace_pattern: str | None = None
-    disable_additional_properties: bool | None = None
-    disable_fallback: bool | None = None
-    """Accepted: there is nothing here to fall back to."""
-
-
-class FormFields(msgspec.Struct, kw_only=True):
-    """The form that the answer must have, in the words of every server that has a way to say it."""
-
-    response_format: dict[str, Any] | None = None
-    structured_outputs: StructuredOutputs | None = None
-    guided_json: dict[str, Any] | str | None = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
-    json_schema: dict[str, Any] | str | None = None
-    regex: str | None = None
-    ebnf: str | None = None
-    grammar: str | None = None
-
-
-def demanded(wire: FormFields) -> Demand | None:
-    """The form that the answer must have, from whichever field asks for one."""
-    fields = {name: getattr(wire, name) for name in FormFields.__struct_fields__}
-    if wire.structured_outputs is not None:
-        fields["structured_outputs"] = _structured(wire.structured_outputs)
-    return demand_of(fields)
-
-
-def _structured(wire: StructuredOutputs) -> dict[str, Any]:
-    for name in ("structural_tag", "whitespace_pattern", "disable_additional_properties"):
-        if getattr(wire, name) not in (None, False):
-            param = f"structured_outputs.{name}"
-            raise Unsupported(f"'{param}' is not supported by this server.", param=param)
-    return {k: v for k, v in msgspec.structs.asdict(wire).items() if v not in (None, False)}
-
-
-class ThinkingWish(msgspec.Struct):
-    """Whether the model is to think, as several hosted models' own APIs have it."""
-
-    type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Count | None = None
-
-
-_IN_TEMPLATES = ("enable_thinking", "thinking")
-"""What templates call their switch."""
-
-
-class ThinkingFields(Protocol):
-    """How the model is told to think, in the words of every server that has a way to say it."""
-
-    enable_thinking: bool | None
-    thinking: ThinkingWish | None
-    thinking_token_budget: int | None
-    chat_template_kwargs: dict[str, Any] | None
-
-
-class Thinking(NamedTuple):
-    wanted: bool | None
-    budget: int | None
-
-
-def thinking_of(wire: ThinkingFields) -> Thinking:
-    """What the fields say together."""
-    asked: dict[str, bool] = {}
-    if wire.enable_thinking is not None:
-        asked["enable_thinking"] = wire.enable_thinking
-    if wire.thinking is not None:
-        asked["thinking"] = wire.thinking.type != "disabled"
-    if (switch := template_switch(wire.chat_template_kwargs or {})) is not None:
-        asked["chat_template_kwargs"] = switch
-    if len(set(asked.values())) > 1:
-        names = " and ".join(f"'{name}'" for name in asked)
-        raise BadRequest(f"{names} contradict each other.", param=next(iter(asked)))
-    budgets = {wire.thinking_token_budget, wire.thinking.budget_tokens if wire.thinking else None}
-    budgets.discard(None)
-    if len(budgets) > 1:
-        raise BadRequest(
-            "'thinking.budget_tokens' and 'thinking_token_budget' contradict each other.",
-            param="thinking.budget_tokens",
-        )
-    return Thinking(next(iter(asked.values()), None), next(iter(budgets), None))
-
-
-def template_switch(arguments: Mapping[str, Any]) -> bool | None:
-    """What template arguments say of thinking, under either of the names that templates have."""
-    found = {v for n in _IN_TEMPLATES if isinstance(v := arguments.get(n), bool)}
-    if len(found) > 1:
-        raise BadRequest(
-            "'enable_thinking' and 'thinking' contradict each other.", param="chat_template_kwargs"
-        )
-    return next(iter(found), None)
-
-
-def strange_arguments(arguments: Mapping[str, Any], dialect: Dialect) -> list[str]:
-    """Template arguments without an effect: those that neither the template nor we read."""
-    switches = {n for n in _IN_TEMPLATES if isinstance(arguments.get(n), bool)}
-    unread = dialect.unknown_arguments(n for n in arguments if n not in switches)
-    return [f"chat_template_kwargs.{name}" for name in unread]
-
+from millrace.serving.forms import FormFields
 
 _NOTHING: tuple[Any, ...] = (False, [], {}, "")
 _CHANGES_THE_ANSWER: dict[str, tuple[Any, ...]] = dict.fromkeys(

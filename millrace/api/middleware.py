@@ -17,11 +17,12 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from millrace.api import errors
-from millrace.api.keys import OPEN_PATHS, Caller, Keys, secrets_in
-from millrace.api.limits import RateLimits, Standing, is_limited
+from millrace.api.callers import OPEN_PATHS, is_limited
+from millrace.api.context import Context
 from millrace.api.openapi.routing import flat
-from millrace.config import ServeConfig
 from millrace.errors import MillraceError, RateLimited, Unauthorized
+from millrace.serving.keys import Caller, Keys, secrets_in
+from millrace.serving.limits import RateLimits, Standing
 from millrace.serving.metrics import Metrics
 
 _EXPOSED_HEADERS = (
@@ -36,10 +37,11 @@ _EXPOSED_HEADERS = (
 """Headers that a page may read."""
 
 
-def install(app: FastAPI, config: ServeConfig, metrics: Metrics) -> None:
+def install(app: FastAPI, context: Context) -> None:
     """From the inside out: limits, keys, and pages' origins, so that preflights need no key."""
-    if limits := RateLimits(config.rate_requests, config.rate_tokens):
-        app.add_middleware(RateLimitMiddleware, limits=limits, metrics=metrics)
+    config, metrics = context.config, context.metrics
+    if context.limits:
+        app.add_middleware(RateLimitMiddleware, limits=context.limits, metrics=metrics)
     if keys := Keys(config.api_keys):
         app.add_middleware(KeyMiddleware, keys=keys, metrics=metrics)
     if config.cors_origins:

@@ -278,12 +278,12 @@ def serve(
     import logging
 
     from millrace import logs
-    from millrace.api.keys import gather
     from millrace.cli.models_served import check_folders, specs_of, time_of
     from millrace.cli.progress import reporter
     from millrace.cli.serving import run
     from millrace.cli.values import adapter_of, bytes_of, disk_of, one_of, task_of
     from millrace.serving.catalogue import Catalogue, ModelSpec
+    from millrace.serving.keys import gather
 
     log_level = one_of("--log-level", log_level, ("debug", "info", "warning", "error"))
     form: LogFormat = one_of("--log-format", log_format, get_args(LogFormat))

@@ -17,6 +17,7 @@ async def run(config: ServeConfig, catalogue: Catalogue, first: list[ModelSpec])
     from millrace.models.encoders import encoder_in
     from millrace.models.footprint import device_budget
     from millrace.serving.adapters import AdapterLibrary
+    from millrace.serving.limits import RateLimits
     from millrace.serving.listening import bind
     from millrace.serving.metrics import Metrics
     from millrace.serving.opening import Opening, Workplace, check_defaults
@@ -56,7 +57,8 @@ async def run(config: ServeConfig, catalogue: Catalogue, first: list[ModelSpec])
         from millrace.api.context import Context
         from millrace.api.server import serve
 
-        context = Context(registry, config, metrics, store, warm=lines)
+        limits = RateLimits(config.rate_requests, config.rate_tokens)
+        context = Context(registry, config, metrics, store, limits=limits, warm=lines)
         address = listener.getsockname()
         warning = _exposed(address[0], config)
         names = [s.name for s in first]
@@ -93,7 +95,7 @@ def _exposed(address: str, config: ServeConfig) -> str | None:
     """What to say of a server that anybody who reaches it may use."""
     import logging
 
-    from millrace.api.keys import is_exposed
+    from millrace.serving.keys import is_exposed
 
     if not is_exposed(address, config.api_keys):
         return None

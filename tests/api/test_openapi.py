@@ -25,8 +25,8 @@ from hypothesis.errors import Unsatisfiable
 from models import encoder_folders
 
 from millrace.api.app import create_app
+from millrace.api.callers import OPEN_PATHS
 from millrace.api.context import Context
-from millrace.api.keys import OPEN_PATHS
 from millrace.api.openapi.describe import description_of
 from millrace.api.openapi.document import build
 from millrace.api.openapi.routing import flat

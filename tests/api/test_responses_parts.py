@@ -16,7 +16,6 @@ from millrace.api.freeform import InputText
 from millrace.api.responses.items import read_items
 from millrace.api.responses.machine import Machine
 from millrace.api.responses.messages import thought_of, to_messages
-from millrace.api.toolbox import Offered, choose, flat_name, open_tools
 from millrace.errors import (
     BadRequest,
     Cancelled,
@@ -24,6 +23,7 @@ from millrace.errors import (
     MillraceError,
     Unsupported,
 )
+from millrace.serving.toolbox import Offered, choose, flat_name, open_tools
 from millrace.text.deltas import (
     Content,
     Delta,

@@ -20,8 +20,9 @@ from millrace.api.anthropic.schema import (
     Tool,
     ToolChoice,
 )
-from millrace.api.fields import demanded, strange_arguments, template_switch
 from millrace.errors import BadRequest, Unsupported
+from millrace.serving.forms import demanded
+from millrace.serving.thinking import strange_arguments, template_switch
 from millrace.text.conversation import Conversation, Turn
 from millrace.text.dialect import Dialect
 from millrace.text.grammar import Demand

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from millrace.api.fields import FormFields
+from millrace.serving.forms import FormFields
 from millrace.serving.ranges import (
     BadWords,
     Bias,

@@ -12,7 +12,6 @@ from starlette.responses import Response
 from millrace.api.answer import EventStream, as_json, data, whole
 from millrace.api.context import request_id
 from millrace.api.errors import openai_error
-from millrace.api.fields import demanded, strange_arguments, thinking_of
 from millrace.api.openai.answers import ChatChunk, ChatCompletion
 from millrace.api.openai.chat_answer import ChatChunks, ChatFolding
 from millrace.api.openai.envelope import folded, streamed, wants_usage
@@ -28,8 +27,10 @@ from millrace.api.openapi.describe import RUNS, SSE, describe
 from millrace.api.prelude import Border
 from millrace.api.running import run
 from millrace.errors import BadRequest, Unsupported
+from millrace.serving.forms import demanded
 from millrace.serving.model import ServedModel
 from millrace.serving.request import Request
+from millrace.serving.thinking import strange_arguments, thinking_of
 from millrace.serving.wishes import fill, wishes_of
 from millrace.text.conversation import Conversation, turn_of
 from millrace.text.dialect import Dialect

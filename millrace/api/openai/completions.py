@@ -12,7 +12,6 @@ from starlette.responses import Response
 from millrace.api.answer import EventStream, as_json, data, whole
 from millrace.api.context import request_id
 from millrace.api.errors import openai_error
-from millrace.api.fields import demanded
 from millrace.api.openai.answers import Completion
 from millrace.api.openai.completion_answer import CompletionChunks, CompletionFolding
 from millrace.api.openai.envelope import folded, streamed, wants_usage
@@ -21,6 +20,7 @@ from millrace.api.openapi.describe import RUNS, SSE, describe
 from millrace.api.prelude import Border, in_words
 from millrace.api.running import run_group
 from millrace.errors import BadRequest, Unsupported
+from millrace.serving.forms import demanded
 from millrace.serving.model import ServedModel
 from millrace.serving.request import Request, check_tokens
 from millrace.serving.wishes import fill, wishes_of

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from millrace.api.fields import FormFields, ThinkingWish
+from millrace.serving.forms import FormFields
 from millrace.serving.ranges import (
     BadWords,
     Bias,
@@ -27,6 +27,7 @@ from millrace.serving.ranges import (
     TopK,
     Unit,
 )
+from millrace.serving.thinking import ThinkingWish
 
 
 class StreamOptions(msgspec.Struct, frozen=True):

@@ -19,8 +19,8 @@ from millrace.api.openai.schema import (
     NamedFunction,
     ToolWish,
 )
-from millrace.api.toolbox import Toolbox, choose, open_tools
 from millrace.errors import BadRequest
+from millrace.serving.toolbox import Toolbox, choose, flat_tool, open_tools
 from millrace.text.conversation import ToolChoice
 
 
@@ -55,7 +55,7 @@ def offer_of(wire: ChatRequest) -> Offer:
 
 def offered(tools: Sequence[Mapping[str, Any]], choice: ToolWish | None) -> Offer:
     """What tools in chat's shape and a choice among them come to."""
-    box = open_tools([_flat(f"tools[{i}]", tool) for i, tool in enumerate(tools)])
+    box = open_tools([flat_tool(f"tools[{i}]", tool) for i, tool in enumerate(tools)])
     return _offer(box, _flat_choice(choice), False)
 
 
@@ -71,21 +71,6 @@ def _offer(box: Toolbox, wanted: Any, legacy: bool) -> Offer:
     )
 
 
-def _flat(where: str, tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Chat keeps a tool's particulars under its type's name."""
-    kind = tool.get("type", "function")
-    if kind not in ("function", "custom"):
-        return dict(tool)
-    inner = tool.get(kind)
-    if not isinstance(inner, Mapping):
-        raise BadRequest(f"{where} has no '{kind}'.", param=where)
-    flat = {**inner, "type": kind}
-    format = inner.get("format")
-    if isinstance(format, Mapping) and isinstance(format.get("grammar"), Mapping):
-        flat["format"] = {**format["grammar"], "type": format.get("type")}
-    return flat
-
-
 def _flat_choice(choice: ToolWish | None) -> Any:
     match choice:
         case NamedFunction(function=tool):
@@ -93,7 +78,7 @@ def _flat_choice(choice: ToolWish | None) -> Any:
         case NamedCustom(custom=tool):
             return {"type": "custom", "name": tool.name}
         case AllowedTools(allowed_tools=allowed):
-            tools = [_flat("tool_choice.allowed_tools", t) for t in allowed.tools]
+            tools = [flat_tool("tool_choice.allowed_tools", t) for t in allowed.tools]
             return {"type": "allowed_tools", "mode": allowed.mode, "tools": tools}
         case _:
             return choice

@@ -10,9 +10,8 @@ from typing import Any
 import msgspec
 from fastapi.routing import APIRoute
 
+from millrace.api.callers import OPEN_PATHS, is_limited
 from millrace.api.errors import shape_of
-from millrace.api.keys import OPEN_PATHS
-from millrace.api.limits import is_limited
 from millrace.api.openapi.describe import RouteDescription, description_of
 from millrace.api.openapi.errors import MEANINGS, TYPES
 from millrace.version import __version__

@@ -20,9 +20,9 @@ from millrace.api.responses.parts import (
     Status,
     Wire,
 )
-from millrace.api.toolbox import Offered
 from millrace.errors import BadRequest, Cancelled, MillraceError, Overloaded
 from millrace.protocol import TokenLogprob
+from millrace.serving.toolbox import Offered
 from millrace.text.deltas import (
     Content,
     Delta,

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from millrace.api.encrypted_content import unseal
 from millrace.api.responses.items import Item
-from millrace.api.toolbox import flat_name
 from millrace.errors import BadRequest
+from millrace.serving.toolbox import flat_name
 from millrace.text.conversation import Part, TextPart, Turn, TurnCall
 
 

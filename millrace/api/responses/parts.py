@@ -11,7 +11,7 @@ from millrace.api.encrypted_content import seal
 from millrace.api.freeform import InputText
 from millrace.api.responses.ids import item_id
 from millrace.api.responses.items import Item
-from millrace.api.toolbox import Offered
+from millrace.serving.toolbox import Offered
 from millrace.text.deltas import ToolCallStart
 
 Wire = dict[str, Any]

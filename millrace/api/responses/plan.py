@@ -10,9 +10,9 @@ from millrace.api.logprobs import chat_logprobs
 from millrace.api.responses.items import Item
 from millrace.api.responses.machine import Machine
 from millrace.api.responses.schema import CompactRequest, ConversationRef, ResponsesRequest
-from millrace.api.toolbox import Toolbox
 from millrace.serving.model import ServedModel
 from millrace.serving.request import Request
+from millrace.serving.toolbox import Toolbox
 
 
 @dataclass

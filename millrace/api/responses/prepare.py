@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from millrace.api.fields import demanded, strange_arguments, thinking_of
 from millrace.api.prelude import Asked, in_words
 from millrace.api.responses.ids import belongs
 from millrace.api.responses.items import Item, read_items
@@ -17,10 +16,12 @@ from millrace.api.responses.plan import ResponsePlan, conversation_id
 from millrace.api.responses.schema import CompactRequest, ResponsesRequest
 from millrace.api.responses.store import Store
 from millrace.api.responses.truncation import reserve, shortest_cut
-from millrace.api.toolbox import ChosenTools, choose, open_tools
 from millrace.errors import BadRequest, ContextLengthExceeded, PreviousResponseNotFound
+from millrace.serving.forms import demanded
 from millrace.serving.model import ServedModel
 from millrace.serving.request import Request
+from millrace.serving.thinking import strange_arguments, thinking_of
+from millrace.serving.toolbox import ChosenTools, choose, open_tools
 from millrace.serving.wishes import fill, wishes_of
 from millrace.text.conversation import Conversation
 from millrace.text.grammar import Demand, demand_of

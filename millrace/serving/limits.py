@@ -21,12 +21,6 @@ _BLINK = 1e-6
 _MANY = 1024
 
 
-def is_limited(method: str, path: str) -> bool:
-    """Whatever asks for work; to look, and to cancel, is always allowed."""
-    cancels = path.endswith("/cancel") or path == "/abort_request"
-    return method in ("POST", "PUT") and not cancels
-
-
 class Bucket:
     def __init__(self, per_minute: int, now: float) -> None:
         self.limit = per_minute

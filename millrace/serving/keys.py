@@ -1,6 +1,6 @@
 """API keys: where they come from, whose a given one is, and what others may know of it.
 
-Pure: no HTTP and no files but the key file. Secrets are hashed at once and compared as hashes, all
+Pure: no transport and no files but the key file. Secrets are hashed at once and compared as hashes, all
 of them each time, so that an answer's timing says nothing about any key.
 """
 
@@ -12,16 +12,9 @@ import ipaddress
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from millrace.config import ApiKey
 from millrace.errors import SetupError
-
-if TYPE_CHECKING:
-    from starlette.requests import Request
-
-OPEN_PATHS = frozenset({"/", "/health", "/docs", "/openapi.json"})
-"""What is answered without a key: it tells nothing that is not in the public source."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +54,6 @@ def secrets_in(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
             if scheme.lower() == b"bearer":
                 found.append(token.strip())
     return found
-
-
-def caller_of(http: Request) -> str:
-    """The id of the key that a request came with; empty on a server without keys."""
-    caller = http.scope.get("state", {}).get("caller")
-    return caller.id if isinstance(caller, Caller) else ""
 
 
 def gather(given: Sequence[str], file: str | None) -> tuple[ApiKey, ...]:

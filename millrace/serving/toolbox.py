@@ -46,6 +46,21 @@ def flat_name(namespace: str | None, name: str) -> str:
     return namespace + name if namespace.endswith("__") else f"{namespace}__{name}"
 
 
+def flat_tool(where: str, tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Chat keeps a tool's particulars under its type's name."""
+    kind = tool.get("type", "function")
+    if kind not in ("function", "custom"):
+        return dict(tool)
+    inner = tool.get(kind)
+    if not isinstance(inner, Mapping):
+        raise BadRequest(f"{where} has no '{kind}'.", param=where)
+    flat = {**inner, "type": kind}
+    format = inner.get("format")
+    if isinstance(format, Mapping) and isinstance(format.get("grammar"), Mapping):
+        flat["format"] = {**format["grammar"], "type": format.get("type")}
+    return flat
+
+
 def open_tools(tools: Sequence[Tool]) -> Toolbox:
     box = Toolbox()
     for at, tool in enumerate(tools):

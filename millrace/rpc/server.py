@@ -1,0 +1,43 @@
+"""The gRPC server that both fronts run on: the sizes and keep-alives that their peers count on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+
+from millrace.errors import SetupError
+
+MOST_BYTES = 50 << 20
+"""Of one message, either way: what LocalAI and the gateway send at most."""
+_OPTIONS: tuple[tuple[str, Any], ...] = (
+    ("grpc.max_receive_message_length", MOST_BYTES),
+    ("grpc.max_send_message_length", MOST_BYTES),
+    # Gateways ping connections that are idle, and would be sent away for it.
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    # A second process on the port would get half of the calls.
+    ("grpc.so_reuseport", 0),
+)
+
+
+def make_server(
+    interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
+) -> grpc.aio.Server:
+    return grpc.aio.server(interceptors=list(interceptors), options=_OPTIONS)
+
+
+def listen(server: grpc.aio.Server, address: str) -> int:
+    """Open the address, like 127.0.0.1:50051; returns its port."""
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError:
+        port = 0
+    if port == 0:
+        raise SetupError(
+            f"Cannot listen on {address}. Another program may have the port, or it is no address "
+            "of this machine."
+        )
+    return int(port)

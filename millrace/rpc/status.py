@@ -1,0 +1,91 @@
+"""Our errors as gRPC's status codes, in one table, and the wrapping that answers with them.
+
+A handler raises what is wrong; nothing else in the fronts ends a call with a status by itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NoReturn
+
+import grpc
+
+from millrace.errors import MillraceError, RequestFailed
+
+log = logging.getLogger("millrace.rpc")
+Unary = Callable[[Any, Any], Awaitable[Any]]
+Stream = Callable[[Any, Any], AsyncIterator[Any]]
+
+_CODES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
+    404: grpc.StatusCode.NOT_FOUND,
+    409: grpc.StatusCode.FAILED_PRECONDITION,
+    413: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    499: grpc.StatusCode.CANCELLED,
+    501: grpc.StatusCode.UNIMPLEMENTED,
+    503: grpc.StatusCode.UNAVAILABLE,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+    507: grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
+_LONGEST = 2000
+"""Characters of a status message: it travels in a header, whose size clients bound."""
+
+
+def code_of(error: MillraceError) -> grpc.StatusCode:
+    return _CODES.get(error.status, grpc.StatusCode.INTERNAL)
+
+
+def text_of(error: MillraceError) -> str:
+    text = error.message.encode("utf-8", "replace").decode("utf-8")
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
+
+
+async def refuse(context: Any, error: MillraceError) -> NoReturn:
+    """End the call with the error's status."""
+    await context.abort(code_of(error), text_of(error))
+    raise AssertionError("a call goes on that was ended")
+
+
+def unary(handler: Unary) -> Unary:
+    """A handler of one answer, whose errors become statuses."""
+
+    @functools.wraps(handler)
+    async def answered(request: Any, context: Any) -> Any:
+        try:
+            return await handler(request, context)
+        except MillraceError as error:
+            await refuse(context, error)
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:
+            await refuse(context, _unexpected(error))
+
+    return answered
+
+
+def stream(handler: Stream) -> Stream:
+    """The same for a handler of many answers."""
+
+    @functools.wraps(handler)
+    async def answered(request: Any, context: Any) -> AsyncIterator[Any]:
+        try:
+            async for answer in handler(request, context):
+                yield answer
+        except MillraceError as error:
+            await refuse(context, error)
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:
+            await refuse(context, _unexpected(error))
+
+    return answered
+
+
+def _unexpected(error: Exception) -> RequestFailed:
+    log.error("a call broke", exc_info=error)
+    return RequestFailed(f"The server met an unexpected error: {type(error).__name__}.")
