@@ -61,6 +61,15 @@ class InputTooLong(BadRequest):
         )
 
 
+class BadPicture(BadRequest):
+    """A picture that cannot be had or read."""
+
+    code = "invalid_image"
+
+    def __init__(self, message: str, *, param: str | None = "messages") -> None:
+        super().__init__(message, param=param)
+
+
 class Unauthorized(MillraceError):
     code = "invalid_api_key"
     status = 401

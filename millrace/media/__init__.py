@@ -1,0 +1,1 @@
+"""Pictures from outside: where they come from, fetched safely, decoded within limits."""

@@ -1,0 +1,98 @@
+"""Files of pictures as pixels: bounded before anything is decoded, turned upright, one frame, no alpha.
+
+Runs in worker processes only, since files are strangers' and Pillow is large. What comes out is the
+same for the same picture in any lossless form, and so is its digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import warnings
+from typing import TYPE_CHECKING
+
+from millrace.errors import BadPicture
+from millrace.media.limits import MediaLimits
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
+_KNOWN = "PNG, JPEG, WebP, GIF, BMP, TIFF and AVIF are taken"
+_DIGEST_BYTES = 32
+
+
+def pixels(data: bytes, limits: MediaLimits) -> Image:
+    """The picture, upright, its first frame, in RGB; raises why it cannot be had."""
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    if odd := _other_kind(data):
+        raise BadPicture(f"The file is {odd}, which is not taken here; {_KNOWN}.")
+    # The limit is ours and is checked by us, for every kind alike.
+    Image.MAX_IMAGE_PIXELS = None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
+                _refuse_large(opened.size, limits)
+                opened.load()
+                _refuse_large(opened.size, limits)
+                return _plain(ImageOps.exif_transpose(opened))
+    except BadPicture:
+        raise
+    except UnidentifiedImageError:
+        raise BadPicture(f"The file is no picture of a known kind; {_KNOWN}.") from None
+    except MemoryError:
+        raise BadPicture("The picture takes more memory than a picture may.") from None
+    except Exception as error:  # broken files make decoders raise anything
+        raise BadPicture(f"The picture is broken and cannot be decoded ({error}).") from error
+
+
+def digest_of(image: Image) -> str:
+    """What tells the picture from all others: its pixels and its size."""
+    found = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    found.update(b"%dx%d;" % image.size)
+    found.update(image.tobytes())
+    return found.hexdigest()
+
+
+def _refuse_large(size: tuple[int, int], limits: MediaLimits) -> None:
+    width, height = size
+    if width < 1 or height < 1:
+        raise BadPicture("The picture has no pixels.")
+    if width * height > limits.most_pixels or max(size) > limits.longest_side:
+        raise BadPicture(
+            f"The picture is {width} × {height} pixels large; {limits.most_pixels // 10**6} million "
+            f"and a side of {limits.longest_side} are the most."
+        )
+
+
+def _plain(image: Image) -> Image:
+    from PIL import Image
+
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image.copy()
+    if image.mode.startswith("I"):
+        # Sixteen bits a pixel, of which the upper eight are kept.
+        return image.convert("I").point(lambda value: value * (1 / 256)).convert("L").convert("RGB")
+    if image.mode in ("RGBA", "RGBa", "LA", "La", "PA") or "transparency" in image.info:
+        white = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
+    return image.convert("RGB")
+
+
+def _other_kind(data: bytes) -> str | None:
+    """What files are that people send for pictures, so that the error can say it."""
+    begin = data[:512].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if begin.startswith((b"<svg", b"<?xml")) or b"<svg" in begin:
+        return "SVG, a drawing and no picture"
+    if begin.startswith((b"<!doctype", b"<html", b"<head", b"<body")):
+        return "a web page"
+    if begin.startswith(b"%pdf"):
+        return "a PDF"
+    if data[4:8] == b"ftyp" and not data[8:12].startswith(b"avi"):
+        kind = data[8:12]
+        return "HEIC" if kind[:3] in (b"hei", b"hev", b"mif", b"msf") else "a video"
+    if begin.startswith(b"\x1a\x45\xdf\xa3"):
+        return "a video"
+    return None

@@ -1,0 +1,130 @@
+"""Strangers' pictures for the whole server: fetched, looked at in worker processes, known by digest.
+
+Owns what is the same for every model. A picture is held as the file that came; what was found out
+about files is remembered, so that the next turn of a conversation decodes nothing again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from millrace.errors import BadPicture, DeadlineExceeded, Overloaded
+from millrace.media.fetch import Fetcher
+from millrace.media.limits import MediaLimits
+from millrace.media.sources import Inline, Local, Remote, read_local, source_of
+from millrace.media.worker import BrokenPicture, SeenPicture, reply_decoder
+from millrace.serving.pool import WorkerDied, WorkerPool
+
+T = TypeVar("T")
+_PROCESSES = 2
+_MOST_WAITING = 256
+_REMEMBERED = 4096
+"""Files about which is known what they hold, 200 bytes each."""
+
+
+@dataclass(frozen=True)
+class PictureFile:
+    """A picture that can be decoded, as the file that came."""
+
+    digest: str
+    width: int
+    height: int
+    data: bytes
+
+
+class MediaDesk:
+    def __init__(self, limits: MediaLimits | None = None, fetcher: Fetcher | None = None) -> None:
+        self.limits = limits or MediaLimits()
+        self._fetcher = fetcher or Fetcher(self.limits)
+        config = msgspec.json.encode(self.limits).decode()
+        self._pool = WorkerPool(
+            ["-m", "millrace.media.worker", config], most=_PROCESSES, work="picture"
+        )
+        # Threads of their own: files and decoders of strangers must not hold up other work.
+        self._threads = ThreadPoolExecutor(_PROCESSES, thread_name_prefix="pictures")
+        self._waiting = 0
+        self._known: OrderedDict[bytes, SeenPicture] = OrderedDict()
+
+    async def close(self) -> None:
+        self._fetcher.close()
+        await asyncio.to_thread(self._pool.close)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def check_count(self, count: int) -> None:
+        if count > self.limits.most:
+            raise BadPicture(
+                f"The request holds {count} pictures; {self.limits.most} are the most (--max-pictures)."
+            )
+
+    async def gather(self, sources: Sequence[str]) -> list[PictureFile]:
+        """The pictures of one request, in their order; raises what is wrong with the first bad one."""
+        self.check_count(len(sources))
+        found: dict[str, PictureFile] = {}
+        fetched = 0
+        for source in sources:
+            if source in found:
+                continue
+            data, was_fetched = await self._file(source)
+            fetched += len(data) if was_fetched else 0
+            if fetched > self.limits.most_fetched:
+                most = self.limits.most_fetched >> 20
+                raise BadPicture(f"The request's pictures are larger than {most} MiB together.")
+            seen = await self._look(data)
+            found[source] = PictureFile(seen.digest, seen.width, seen.height, data)
+        return [found[source] for source in sources]
+
+    async def _file(self, text: str) -> tuple[bytes, bool]:
+        """What is at a source, and whether it was fetched from the web."""
+        match await self._run(source_of, text, self.limits):
+            case Inline(data):
+                return data, False
+            case Local(path):
+                return await self._run(read_local, path, self.limits), False
+            case Remote(url):
+                return await self._fetcher.fetch(url), True
+
+    async def _look(self, data: bytes) -> SeenPicture:
+        key = await self._run(_key, data)
+        if (known := self._known.get(key)) is not None:
+            self._known.move_to_end(key)
+            return known
+        seen = await self._run(self._decoded, data)
+        self._known[key] = seen
+        if len(self._known) > _REMEMBERED:
+            self._known.popitem(last=False)
+        return seen
+
+    def _decoded(self, data: bytes) -> SeenPicture:
+        try:
+            reply: SeenPicture | BrokenPicture = reply_decoder.decode(
+                self._pool.run(data, self.limits.decode_seconds)
+            )
+        except DeadlineExceeded:
+            seconds = self.limits.decode_seconds
+            raise BadPicture(f"The picture was not decoded within {seconds:g} seconds.") from None
+        except WorkerDied:
+            raise BadPicture("The picture cannot be decoded: its decoder broke down.") from None
+        if isinstance(reply, BrokenPicture):
+            raise BadPicture(reply.message)
+        return reply
+
+    async def _run(self, work: Callable[..., T], *given: object) -> T:
+        if self._waiting >= _MOST_WAITING:
+            raise Overloaded(f"{self._waiting} pictures wait to be read. Try again in a moment.")
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work, *given)
+        finally:
+            self._waiting -= 1
+
+
+def _key(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=32).digest()

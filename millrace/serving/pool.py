@@ -1,0 +1,209 @@
+"""Worker processes: a few of one program, which take tasks and give replies as frames over pipes.
+
+They start when the first task comes, end when they are idle or the server ends, and one that dies
+costs its own task a second try. What tasks and replies say is not known here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import BinaryIO, cast
+
+from millrace.errors import DeadlineExceeded, EngineUnavailable, Overloaded, RequestFailed
+from millrace.frames import read_frame, write_frame
+
+log = logging.getLogger("millrace.serving")
+
+MOST_WAITING = 16
+_TRIES = 2
+
+
+class WorkerDied(RequestFailed):
+    """A task that ended every process it was given to."""
+
+
+class WorkerPool:
+    """A few processes of one program, each with one task at a time."""
+
+    def __init__(self, program: Sequence[str], *, most: int, work: str) -> None:
+        """`program` is what Python is given; `work` names a task in errors, like `large prompt`."""
+        self._program = program
+        self._most = most
+        self._work = work
+        self._idle: list[_Worker] = []
+        self._busy: set[_Worker] = set()
+        self._starting = 0
+        self._waiting = 0
+        self._closed = False
+        self._changed = threading.Condition()
+
+    def run(self, task: bytes, patience: float) -> bytes:
+        """The reply to a task, which may take `patience` seconds."""
+        for _ in range(_TRIES):
+            worker = self._take()
+            usable = False
+            try:
+                reply = worker.ask(task, patience)
+                usable = True
+            except _Gone as gone:
+                log.warning("a worker for a %s is gone (%s); it is tried again", self._work, gone)
+                continue
+            except TimeoutError:
+                raise DeadlineExceeded(
+                    f"The {self._work} was not read within {patience:g} seconds."
+                ) from None
+            finally:
+                self._give(worker, usable)
+            return reply
+        raise WorkerDied(f"The process that read the {self._work} ended {_TRIES} times over it.")
+
+    def pids(self) -> list[int]:
+        with self._changed:
+            return [w.pid for w in (*self._idle, *self._busy)]
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            idle, busy = list(self._idle), list(self._busy)
+            self._idle.clear()
+            self._changed.notify_all()
+        for worker in idle:
+            worker.end()
+        for worker in busy:
+            worker.kill()  # whoever waits for its reply hears of it, and puts it away
+
+    def _take(self) -> _Worker:
+        with self._changed:
+            if self._waiting >= MOST_WAITING:
+                raise Overloaded(
+                    f"{self._waiting} others wait to have a {self._work} read. Try again in a moment.",
+                    retry_after=5.0,
+                )
+            self._waiting += 1
+            try:
+                self._changed.wait_for(self._free)
+            finally:
+                self._waiting -= 1
+            if self._closed:
+                raise EngineUnavailable("The server is shutting down.")
+            while self._idle:
+                worker = self._idle.pop()
+                if worker.alive:
+                    self._busy.add(worker)
+                    return worker
+                worker.end()
+            self._starting += 1
+        try:
+            worker = _Worker(self._program)
+        finally:
+            with self._changed:
+                self._starting -= 1
+                self._changed.notify()
+        with self._changed:
+            self._busy.add(worker)
+        return worker
+
+    def _free(self) -> bool:
+        return self._closed or bool(self._idle) or len(self._busy) + self._starting < self._most
+
+    def _give(self, worker: _Worker, usable: bool) -> None:
+        with self._changed:
+            self._busy.discard(worker)
+            keep = usable and not self._closed
+            if keep:
+                self._idle.append(worker)
+            self._changed.notify()
+        if not keep:
+            worker.end()
+
+
+class _Gone(Exception):
+    """The process has ended; `str` says how."""
+
+
+class _Worker:
+    def __init__(self, program: Sequence[str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, *program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            env=os.environ | {"TOKENIZERS_PARALLELISM": "false"},
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def ask(self, task: bytes, patience: float) -> bytes:
+        pipes = cast(BinaryIO, self._process.stdin), cast(BinaryIO, self._process.stdout)
+        try:
+            write_frame(_Unbuffered(pipes[0]), task)
+            data = read_frame(_Patient(pipes[1], time.monotonic() + patience))
+        except OSError as error:
+            if isinstance(error, TimeoutError):
+                raise
+            raise _Gone(str(error)) from error
+        if data is None:
+            raise _Gone(f"status {self._process.wait(5)}")
+        return data
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def end(self) -> None:
+        self._process.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+        self._process.wait()
+
+
+class _Unbuffered:
+    """Writes all of it, however small the pipe is."""
+
+    def __init__(self, pipe: BinaryIO) -> None:
+        self._pipe = pipe
+
+    def write(self, data: bytes) -> int:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self._pipe.write(rest) :]
+        return len(data)
+
+    def flush(self) -> None:
+        pass
+
+
+class _Patient:
+    """Reads as much as is asked for, until a deadline."""
+
+    def __init__(self, pipe: BinaryIO, deadline: float) -> None:
+        self._pipe = pipe
+        self._deadline = deadline
+        self._poll = select.poll()
+        self._poll.register(pipe, select.POLLIN)
+
+    def read(self, count: int) -> bytes:
+        parts: list[bytes] = []
+        while count:
+            left = self._deadline - time.monotonic()
+            if left <= 0 or not self._poll.poll(left * 1000):
+                raise TimeoutError
+            part = self._pipe.read(min(count, 1 << 20))
+            if not part:
+                break
+            parts.append(part)
+            count -= len(part)
+        return b"".join(parts)
