@@ -6,7 +6,7 @@ ARGS    ?=
 WORKERS ?= 2
 # The MLX back-end: Metal comes with MLX on a Mac; Linux gets the CPU wheel unless told otherwise.
 BACKEND ?= $(if $(filter Darwin,$(shell uname -s)),metal,cpu)
-EXTRAS   = dev,localai,smg$(if $(filter metal,$(BACKEND)),,$(comma)$(BACKEND))
+EXTRAS   = dev,vision,localai,smg$(if $(filter metal,$(BACKEND)),,$(comma)$(BACKEND))
 comma   := ,
 BIN      = $(VENV)/bin
 STAMP    = $(VENV)/.installed-$(BACKEND)
@@ -24,6 +24,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing millrace and its $(BACKEND) back-end into $(VENV) ..."
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS)]"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-deps mlx-vlm
 	@rm -f $(VENV)/.installed-* && touch $@
 
 setup: $(STAMP)  ## Make .venv and install everything

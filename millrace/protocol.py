@@ -64,6 +64,18 @@ class Thinking(msgspec.Struct, frozen=True):
     """What is made when the budget is spent; holds `closes`."""
 
 
+class Span(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """Where in a prompt a picture stands: one placeholder token for each of its features."""
+
+    start: int
+    length: int
+    digest: str
+    """Of the decoded picture: what the engine knows it by."""
+    grid: tuple[int, ...] = ()
+    """Its patches in time, height and width, where the model's processor tells them: what tokens after
+    it are placed by, so that a picture whose state is known need not be sent for that."""
+
+
 class Submit(msgspec.Struct, tag="submit", omit_defaults=True):
     """Run a prompt once and continue it once per choice."""
 
@@ -93,6 +105,25 @@ class Submit(msgspec.Struct, tag="submit", omit_defaults=True):
     """The slot of the adapter that its rows run with; 0 is none."""
     boundaries: list[int] = []
     """Prompt lengths at which a message ends: where state that cannot be cut is worth keeping."""
+    media: list[Span] = []
+    """The prompt's pictures in its order. Their pixels follow as Picture, once they are wanted."""
+
+
+class Tensor(msgspec.Struct, frozen=True, array_like=True):
+    """An array as plain bytes, little-endian, the last axis first to change."""
+
+    dtype: str
+    """As numpy names it: float32, int64, bool."""
+    shape: tuple[int, ...]
+    data: bytes
+
+
+class Picture(msgspec.Struct, tag="picture", frozen=True):
+    """One picture as the model's own processor made it; the answer to PicturesWanted."""
+
+    digest: str
+    tensors: dict[str, Tensor]
+    """`pixel_values`, and what goes with it."""
 
 
 class Abort(msgspec.Struct, tag="abort"):
@@ -159,7 +190,15 @@ class UnloadAdapter(msgspec.Struct, tag="unload_adapter"):
 
 
 ToEngine = (
-    Submit | Encode | Abort | AbortChoice | Shutdown | CacheQuery | LoadAdapter | UnloadAdapter
+    Submit
+    | Picture
+    | Encode
+    | Abort
+    | AbortChoice
+    | Shutdown
+    | CacheQuery
+    | LoadAdapter
+    | UnloadAdapter
 )
 
 
@@ -279,6 +318,19 @@ class CacheReport(msgspec.Struct, tag="cache_report"):
     """Requests by what they found."""
 
 
+class PictureCounts(msgspec.Struct, array_like=True):
+    """What happened to pictures since the last report."""
+
+    encoded: int = 0
+    """Pictures that the vision tower ran on."""
+    found: int = 0
+    """Pictures of requests whose features were there already."""
+    skipped: int = 0
+    """Pictures of requests whose features nobody needed: the prefix cache had the state after them."""
+    nbytes: int = 0
+    """What the features that are kept take."""
+
+
 class Step(msgspec.Struct, tag="step", omit_defaults=True):
     """All that one turn of the engine's loop made."""
 
@@ -286,6 +338,8 @@ class Step(msgspec.Struct, tag="step", omit_defaults=True):
     prefilled: list[Prefilled] = []
     prompt_logprobs: list[PromptLogprobs] = []
     encoded: list[Encoded] = []
+    pictures: PictureCounts | None = None
+    """Told when there is something to tell."""
     running: int = 0
     """Rows in the batch after this turn."""
     kv_bytes: int = 0
@@ -296,6 +350,13 @@ class Step(msgspec.Struct, tag="step", omit_defaults=True):
     """Told now and then."""
     seconds: float = 0.0
     """The turn's length."""
+
+
+class PicturesWanted(msgspec.Struct, tag="pictures_wanted"):
+    """The engine needs the pixels of these pictures to go on with a request."""
+
+    id: int
+    digests: list[str]
 
 
 class AdapterLoaded(msgspec.Struct, tag="adapter_loaded"):
@@ -330,7 +391,7 @@ class Failed(msgspec.Struct, tag="failed"):
 
 
 AdapterAnswer = AdapterLoaded | AdapterRefused | AdapterUnloaded
-FromEngine = Loading | Ready | Step | Failed | CacheReport | AdapterAnswer
+FromEngine = Loading | Ready | Step | Failed | PicturesWanted | CacheReport | AdapterAnswer
 
 encoder = msgspec.msgpack.Encoder()
 to_engine = msgspec.msgpack.Decoder(ToEngine)

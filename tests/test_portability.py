@@ -33,7 +33,8 @@ device.configure()
 _FRONT = """
 import sys
 import millrace.cli.app, millrace.api.app, millrace.api.server, millrace.serving.opening
-loaded = [m for m in sys.modules if m.split(".")[0] in ("mlx", "mlx_lm", "transformers", "torch")]
+heavy = ("mlx", "mlx_lm", "mlx_vlm", "transformers", "torch")
+loaded = [m for m in sys.modules if m.split(".")[0] in heavy]
 assert not loaded, loaded
 """
 

@@ -254,6 +254,8 @@ class Executor:
 
     def _check(self, request: Submit) -> None:
         self._adapters.check(request)
+        if request.media:
+            raise ValueError("The model takes text only: it was given a picture.")
         if self._vocabulary is None:
             return
         for tokens in (request.prompt, *(c.generated for c in request.choices)):
