@@ -22,6 +22,7 @@ from millrace.engine.build import build
 from millrace.engine.transport import SocketTransport
 from millrace.errors import MillraceError
 from millrace.flight import LOAD_PATIENCE, SharedRecorder
+from millrace.models.lean import defer_tokenizers
 from millrace.protocol import Failed, Loading
 
 EXIT_CANNOT_START = 3
@@ -36,6 +37,7 @@ def main() -> None:
     logs.setup(config.log_level, config.log_format)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_front, daemon=True).start()
+    defer_tokenizers()
     transport = SocketTransport(address)
     transport.send(Loading("starting"))
     try:
