@@ -24,7 +24,7 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
 
 
 def make_server(
-    interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
 ) -> grpc.aio.Server:
     return grpc.aio.server(interceptors=list(interceptors), options=_OPTIONS)
 
