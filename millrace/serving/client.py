@@ -52,7 +52,7 @@ from millrace.serving.encoding import EncodingInFlight
 from millrace.serving.in_flight import InFlight
 from millrace.serving.keeper import Keeper, State
 from millrace.serving.metrics import ModelMetrics, Totals
-from millrace.serving.queries import CacheQueries
+from millrace.serving.queries import CacheQueries, not_ready, patiently
 from millrace.serving.suspicion import Suspicion
 
 log = logging.getLogger("millrace.serving")
@@ -220,10 +220,9 @@ class EngineClient:
 
     async def cache(self, *, clear: bool = False) -> CacheReport:
         """What the engine's prefix cache holds, after dropping it all if `clear` says so."""
+        await patiently(self._keeper.settled())
         if self.state is not State.READY:
-            raise self.failure or EngineUnavailable(
-                f"The engine is {self.state.value}; ask again when it is ready."
-            )
+            raise self.failure or not_ready(self.state.value)
         return await self._queries.ask(clear=clear)
 
     def fail_all(self, error: MillraceError) -> None:

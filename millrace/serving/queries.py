@@ -8,13 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from millrace.errors import EngineUnavailable
 from millrace.protocol import CacheQuery, CacheReport
 
 PATIENCE = 30.0
 """Seconds that the engine may take to answer."""
+
+
+async def patiently(start: Awaitable[None]) -> None:
+    """Wait for an engine that starts no longer than for the answer of one that has."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(PATIENCE):
+            await start
+
+
+def not_ready(state: str) -> EngineUnavailable:
+    return EngineUnavailable(f"The engine is {state}; ask again when it is ready.")
 
 
 class CacheQueries:

@@ -266,8 +266,15 @@ def test_salts_share_nothing(tiny: Server) -> None:
     assert found == [0, 0, found[2], 0] and found[2] > 40
 
 
-def test_while_the_engine_restarts(start: Callable[..., Server], folder: Path) -> None:
-    server = start(str(folder)).wait_ready()
+def test_while_the_engine_starts_and_restarts(start: Callable[..., Server], folder: Path) -> None:
+    server = start(str(folder))
+    while True:
+        try:
+            assert server.http.get("/v1/cache", timeout=60).status_code == 200  # once it is ready
+            break
+        except httpx.ConnectError:
+            time.sleep(0.02)
+    server.wait_ready()
     server.kill_engine()
     response = server.http.get("/v1/cache", timeout=30)
     assert response.status_code == 503
