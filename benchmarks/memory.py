@@ -35,14 +35,16 @@ def resident(pid: int) -> int:
     return int(re.search(r"VmRSS:\s+(\d+)", status).group(1)) << 10  # type: ignore[union-attr]
 
 
-async def _client(http: httpx.AsyncClient, dice: random.Random, todo: list[int]) -> int:
+async def _client(
+    http: httpx.AsyncClient, dice: random.Random, todo: list[int], most_tokens: int
+) -> int:
     done = 0
     while todo:
         todo.pop()
         length = int(10 * (LONGEST / 10) ** dice.random())
         body = {
             "prompt": [dice.randrange(3, 40_000) for _ in range(length)],
-            "max_tokens": dice.randrange(1, 120),
+            "max_tokens": dice.randint(1, most_tokens),
             "n": dice.choice([1, 1, 1, 2, 4]),
             "temperature": 0,
             "ignore_eos": True,
@@ -57,12 +59,14 @@ async def _client(http: httpx.AsyncClient, dice: random.Random, todo: list[int])
     return done
 
 
-async def _load(url: str, pid: int, requests: int, seed: int) -> tuple[int, int, int]:
+async def _load(
+    url: str, pid: int, requests: int, seed: int, most_tokens: int
+) -> tuple[int, int, int]:
     todo = list(range(requests))
-    most = held = 0
+    most = held = told = 0
     async with httpx.AsyncClient(base_url=url, timeout=600) as http:
         clients = [
-            asyncio.create_task(_client(http, random.Random(seed + k), todo))
+            asyncio.create_task(_client(http, random.Random(seed + k), todo, most_tokens))
             for k in range(CLIENTS)
         ]
         while not all(c.done() for c in clients):
@@ -70,6 +74,9 @@ async def _load(url: str, pid: int, requests: int, seed: int) -> tuple[int, int,
             metrics = (await http.get("/metrics")).text
             found = re.search(r"^millrace_kv_bytes\{[^}]*\} (\S+)", metrics, re.M)
             held = max(held, int(float(found.group(1)))) if found else held
+            if (left := len(todo)) // 50 != told:
+                told = left // 50
+                print(f"{left} requests to come; most so far {most >> 20} MiB", flush=True)
             await asyncio.sleep(0.1)
         return most, held, sum(c.result() for c in clients)
 
@@ -80,6 +87,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--kv-memory", default="64M")
     parser.add_argument("--cache-memory", default="64M")
+    parser.add_argument("--max-tokens", type=int, default=120, help="of an answer, at most")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     with socket.socket() as probe:
@@ -104,7 +112,9 @@ def main() -> None:
         pid = httpx.get(f"{url}/v1/status").json()["models"][0]["engine_pid"]
         base = resident(pid)
         begin = time.monotonic()
-        most, held, done = asyncio.run(_load(url, pid, options.requests, options.seed))
+        most, held, done = asyncio.run(
+            _load(url, pid, options.requests, options.seed, options.max_tokens)
+        )
     finally:
         server.terminate()
         server.wait()
