@@ -16,7 +16,7 @@ from millrace.native.stages import WORD, Record, entry
 
 BLOCK = 128
 """Keys of a block."""
-MOST_QUERIES = 96
+MOST_QUERIES = 192
 """Queries of an item; a token has one for each head that shares a key."""
 MOST_SPLIT = 12
 """Queries of an item of which the blocks are spread over threads."""
@@ -62,6 +62,14 @@ class _Scratch:
         self.stats = e.at(self.scores, 12 * _SCORES)
         self.part_stats = e.at(self.stats, _PADDED * _STATS)
         self.keys = e.at(self.part_stats, 12 * _STATS)
+        self._e = e
+
+    def of_row(self, index: Value) -> tuple[Value, Value]:
+        """Where the scores of a tile's row lie, and what is told of them."""
+        e = self._e
+        return e.at(self.scores, e.times(index, _SCORES)), e.at(
+            self.part_stats, e.times(index, _STATS)
+        )
 
 
 class _Item:
@@ -70,6 +78,41 @@ class _Item:
         fields = [entry(e, at, long(place)) for place in range(len(ITEM))]
         self.row, self.head, self.token, self.count = fields[:4]
         self.place, self.first, self.last, self.slot = fields[4:]
+
+
+class _Tile:
+    """Queries of an item that are looked at together, before a block of keys."""
+
+    def __init__(
+        self, e: Emitter, item: _Item, first: Value, count: Value, group: Value, base: Value
+    ) -> None:
+        self._e, self._item, self._group, self._base = e, item, group, base
+        self.first, self.count = first, count
+        last = e.builder.sub(count, long(1))
+        self.reach = self.high(last)
+        """How far into the block the last of them sees."""
+
+    def high(self, index: Value) -> Value:
+        """How far into the block one of them sees; beyond its end, or nothing."""
+        b, item = self._e.builder, self._item
+        token = b.sdiv(b.add(self.first, index), self._group)
+        return b.sub(b.add(b.add(item.place, token), long(1)), self._base)
+
+    def sees_all(self, window: Value) -> Value:
+        """Whether the whole block is seen by all of them."""
+        b = self._e.builder
+        begins = b.icmp_signed("<=", b.sub(self.reach, window), long(0))
+        begins = b.or_(begins, b.icmp_signed("==", window, long(0)))
+        return b.and_(begins, b.icmp_signed(">=", self.high(long(0)), long(BLOCK)))
+
+    def bounds(self, index: Value, window: Value) -> tuple[Value, Value, Value]:
+        """From where to where one of them looks in the block, and whether it does."""
+        e, b = self._e, self._e.builder
+        high = self.high(index)
+        low = b.select(b.icmp_signed(">", window, long(0)), b.sub(high, window), long(0))
+        low = _most(e, low, long(0))
+        high = _least(e, high, _least(e, self.reach, long(BLOCK)))
+        return low, high, b.icmp_signed("<", low, high)
 
 
 def attended(rows: int, blocks: int, e: Emitter, record: Value, unit: Value, thread: Value) -> None:
@@ -98,50 +141,21 @@ def attended(rows: int, blocks: int, e: Emitter, record: Value, unit: Value, thr
         here = e.at(values, e.times(base, head_bytes))
         tiles = e.loop(b.sdiv(b.add(queries, long(rows - 1)), long(rows)))
         first = e.times(tiles.index, rows)
-
-        def bounds(index: Value) -> tuple[Value, Value, Value]:
-            """From where to where a query of the tile looks in this block, and whether it does."""
-            query = b.add(first, index)
-            high = b.sub(b.add(b.add(item.place, b.sdiv(query, group)), long(1)), base)
-            low = b.select(b.icmp_signed(">", window, long(0)), b.sub(high, window), long(0))
-            low, high = _most(e, low, long(0)), _least(e, high, count)
-            looks = b.and_(b.icmp_signed("<", query, queries), b.icmp_signed("<", low, high))
-            return low, high, looks
-
-        strips = e.loop(b.sdiv(b.add(count, long(LANES * blocks - 1)), long(LANES * blocks)))
-        at = e.times(strips.index, blocks * VECTOR)
-        mine = e.at(own.queries, e.times(first, head_bytes))
-        products.plain(
-            rows, blocks, e, e.at(own.keys, at), long(_SCORES), e.times(size, LANES),
-            mine, head_bytes, e.at(own.scores, at), long(_SCORES),
-        )  # fmt: skip
-        strips.close()
-        row = e.loop(rows)
-        low, high, looks = bounds(row.index)
-        with b.if_then(looks):
-            scores = e.at(own.scores, e.times(row.index, _SCORES))
-            stats = e.at(own.part_stats, e.times(row.index, _STATS))
-            vectors = b.sdiv(b.add(count, long(LANES - 1)), long(LANES))
-            rowwise.softmax(e, scores, vectors, low, high, stats)
-        row.close()
-        strips = e.loop(b.sdiv(size, long(blocks)))
-        at = e.times(strips.index, blocks * VECTOR)
-        products.plain(
-            rows, blocks, e, e.at(here, at), head_bytes, count,
-            own.scores, long(_SCORES), e.at(own.part, at), head_bytes,
-        )  # fmt: skip
-        strips.close()
-        row = e.loop(rows)
-        _, _, looks = bounds(row.index)
-        with b.if_then(looks):
-            query = b.add(first, row.index)
-            out, stats = e.times(query, head_bytes), e.times(query, _STATS)
-            part, part_stats = e.times(row.index, head_bytes), e.times(row.index, _STATS)
-            rowwise.merge(
-                e, e.at(own.out, out), e.at(own.stats, stats),
-                e.at(own.part, part), e.at(own.part_stats, part_stats), size,
+        tile = _Tile(e, item, first, _least(e, b.sub(queries, first), long(rows)), group, base)
+        with b.if_then(b.icmp_signed(">", tile.reach, long(0))):
+            # Keys behind the one that the last query stands at are seen by none.
+            seen = _least(e, tile.reach, count)
+            _score(e, rows, blocks, own, first, seen, size, head_bytes)
+            all_seen = tile.sees_all(window)
+            _soften(e, own, tile, seen, window, all_seen)
+            strips = e.loop(b.sdiv(size, long(blocks)))
+            at = e.times(strips.index, blocks * VECTOR)
+            products.plain(
+                rows, blocks, e, e.at(here, at), head_bytes, seen,
+                own.scores, long(_SCORES), e.at(own.part, at), head_bytes,
             )  # fmt: skip
-        row.close()
+            strips.close()
+            _merge_tile(e, own, tile, window, all_seen, size, head_bytes)
         tiles.close()
         each.close()
     with b.if_else(b.icmp_signed("<", item.slot, long(0))) as (whole, part_of_it):
@@ -149,6 +163,82 @@ def attended(rows: int, blocks: int, e: Emitter, record: Value, unit: Value, thr
             _finish(e, r, item, own.out, own.stats, size, head_bytes)
         with part_of_it:
             _set_aside(e, r, item, own, queries, size, head_bytes)
+
+
+def _score(
+    e: Emitter,
+    rows: int,
+    blocks: int,
+    own: _Scratch,
+    first: Value,
+    count: Value,
+    size: Value,
+    head_bytes: Value,
+) -> None:
+    """The scores of a tile's queries at so many keys."""
+    b = e.builder
+    strips = e.loop(b.sdiv(b.add(count, long(LANES * blocks - 1)), long(LANES * blocks)))
+    at = e.times(strips.index, blocks * VECTOR)
+    queries = e.at(own.queries, e.times(first, head_bytes))
+    products.plain(
+        rows, blocks, e, e.at(own.keys, at), long(_SCORES), e.times(size, LANES),
+        queries, head_bytes, e.at(own.scores, at), long(_SCORES),
+    )  # fmt: skip
+    strips.close()
+
+
+def _soften(
+    e: Emitter, own: _Scratch, tile: _Tile, count: Value, window: Value, all_seen: Value
+) -> None:
+    """From a tile's scores to their exponentials."""
+    b = e.builder
+    with b.if_else(all_seen) as (whole, masked):
+        with whole:
+            row = e.loop(tile.count)
+            scores, stats = own.of_row(row.index)
+            rowwise.whole_softmax(e, scores, BLOCK // LANES, stats)
+            row.close()
+        with masked:
+            vectors = b.sdiv(b.add(count, long(LANES - 1)), long(LANES))
+            row = e.loop(tile.count)
+            low, high, looks = tile.bounds(row.index, window)
+            with b.if_then(looks):
+                scores, stats = own.of_row(row.index)
+                rowwise.softmax(e, scores, vectors, low, high, stats)
+            row.close()
+
+
+def _merge_tile(
+    e: Emitter,
+    own: _Scratch,
+    tile: _Tile,
+    window: Value,
+    all_seen: Value,
+    size: Value,
+    head_bytes: Value,
+) -> None:
+    """Add what a block gave to a tile's queries to what those before it did."""
+    b = e.builder
+
+    def merge(index: Value) -> None:
+        query = b.add(tile.first, index)
+        out, stats = e.times(query, head_bytes), e.times(query, _STATS)
+        part, part_stats = e.times(index, head_bytes), e.times(index, _STATS)
+        rowwise.merge(
+            e, e.at(own.out, out), e.at(own.stats, stats),
+            e.at(own.part, part), e.at(own.part_stats, part_stats), size,
+        )  # fmt: skip
+
+    with b.if_else(all_seen) as (whole, masked):
+        with whole:
+            row = e.loop(tile.count)
+            merge(row.index)
+            row.close()
+        with masked:
+            row = e.loop(tile.count)
+            with b.if_then(tile.bounds(row.index, window)[2]):
+                merge(row.index)
+            row.close()
 
 
 MERGE = ("items", "size", "group", "out", "out_row", "sums", "sums_row", "scratch", "scratch_bytes",

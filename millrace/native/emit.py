@@ -8,7 +8,7 @@ depend on the processor's width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -23,6 +23,10 @@ def vector(scalar: Any, lanes: int = LANES) -> Any:
 
 
 FLOATS, INTS, SHORTS, BYTES, HALVES = (vector(t) for t in (FLOAT, INT, SHORT, BYTE, HALF))
+
+_SMALLEST = -87.33
+"""Below this, e to the x is no normal float."""
+_ROUNDING = 1.5 * 2.0**23
 
 Value = Any
 """A value of the code being written; llvmlite has no types of its own for mypy."""
@@ -120,19 +124,22 @@ class Emitter:
         kind = arguments[0].type
         return self._external(f"{name}.{_suffix(kind)}", kind, arguments, **more)
 
-    def reduce(self, name: str, value: Value) -> Value:
-        """`fmax`, or `fadd` as a tree whose shape is the vector's."""
-        suffix = _suffix(value.type)
-        if name == "fadd":
-            # Halves are added until one is left: the same order whatever the processor.
-            lanes = value.type.count
-            while lanes > 1:
-                lanes //= 2
-                upper = self.shuffle(value, value, range(lanes, 2 * lanes))
-                lower = self.shuffle(value, value, range(lanes))
-                value = self.builder.fadd(lower, upper)
-            return self.builder.extract_element(value, ir.Constant(INT, 0))
-        return self._external(f"llvm.vector.reduce.{name}.{suffix}", value.type.element, [value])
+    def total(self, value: Value) -> Value:
+        """The sum of a vector's floats."""
+        return self._joined(value, self.builder.fadd)
+
+    def largest(self, value: Value) -> Value:
+        """The largest of a vector's floats."""
+        return self._joined(value, self.most)
+
+    def _joined(self, value: Value, join: Callable[[Value, Value], Value]) -> Value:
+        # Halves are joined until one is left: the same order whatever the processor.
+        lanes = value.type.count
+        while lanes > 1:
+            lanes //= 2
+            upper = self.shuffle(value, value, range(lanes, 2 * lanes))
+            value = join(self.shuffle(value, value, range(lanes)), upper)
+        return self.builder.extract_element(value, ir.Constant(INT, 0))
 
     def shuffle(self, a: Value, b: Value, places: Sequence[int]) -> Value:
         chosen = ir.Constant(vector(INT, len(places)), list(places))
@@ -148,21 +155,31 @@ class Emitter:
         name = "llvm.x86.avx512.vpermi2var.ps.512"
         return self._external(name, FLOATS, [first, index, more[0]])
 
+    def most(self, one: Value, two: Value) -> Value:
+        """The larger of floats; the second where there is no number among them."""
+        return self.builder.select(self.builder.fcmp_ordered(">", one, two), one, two)
+
     def exp(self, x: Value) -> Value:
         """e to the x for floats, to about two units in the last place; 0 where that is below them."""
+        return self.exp_below(self.call("llvm.minnum", x, same(88.0)))
+
+    def exp_below(self, x: Value) -> Value:
+        """The same for what is at most 88."""
         b = self.builder
-        low = same(-87.33)
-        clamped = self.call("llvm.minnum", self.call("llvm.maxnum", x, low), same(88.0))
-        whole = self.call("llvm.floor", self.fma(clamped, same(1.4426950408889634), same(0.5)))
+        clamped = self.most(x, same(_SMALLEST))
+        # Beside so large a number there is no room for anything but whole ones.
+        rounded = self.fma(clamped, same(1.4426950408889634), same(_ROUNDING))
+        whole = b.fsub(rounded, same(_ROUNDING))
         rest = self.fma(whole, same(-0.693359375), clamped)
         rest = self.fma(whole, same(2.12194440e-4), rest)
         value = same(1.9875691500e-4)
         for term in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5):
             value = self.fma(value, rest, same(term))
         value = self.fma(value, b.fmul(rest, rest), b.fadd(rest, same(1.0)))
-        power = b.shl(b.add(b.fptosi(whole, INTS), same(127, INTS)), same(23, INTS))
-        scaled = b.fmul(value, b.bitcast(power, FLOATS))
-        return b.select(b.fcmp_ordered("<", x, low), same(0.0), scaled)
+        # Its low bits are the whole number, which is added to the exponent.
+        power = b.shl(b.bitcast(rounded, INTS), same(23, INTS))
+        scaled = b.bitcast(b.add(b.bitcast(value, INTS), power), FLOATS)
+        return b.select(b.fcmp_ordered("<", x, same(_SMALLEST)), same(0.0), scaled)
 
     def _external(self, name: str, gives: Any, arguments: Sequence[Value], **more: Any) -> Value:
         module = self.builder.module

@@ -52,7 +52,7 @@ def lowered(e: Emitter, record: Value, unit: Value, thread: Value) -> None:
         )
         out = e.at(low, e.times(step.index, STEP * FLOAT_BYTES))
         for k, total in enumerate(totals):
-            e.store(e.reduce("fadd", total), e.at(out, k * FLOAT_BYTES))
+            e.store(e.total(total), e.at(out, k * FLOAT_BYTES))
         step.close()
     each.close()
 

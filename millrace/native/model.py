@@ -5,6 +5,7 @@ It writes keys and values into the memory of the caches it is given, in place, b
 
 from __future__ import annotations
 
+import math
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from millrace.native.pool import Pool
 from millrace.native.program import UNITS, Buffers, Program, Tables, Writer
 
 _MOST_PROGRAMS = 64
+_ITEMS_PER_THREAD = 6
 _STEP = 256
 """A cache that must grow does so by whole multiples of this."""
 
@@ -230,7 +232,7 @@ class Items:
     @classmethod
     def of(cls, plan: Plan, places: list[int], count: int, threads: int) -> Items:
         group = plan.queries // plan.heads
-        at_once = max(1, attention.MOST_QUERIES // group)
+        at_once = _tokens_at_once(group, len(places) * plan.heads * count, threads)
         spread = count * group <= attention.MOST_SPLIT and len(places) * plan.heads < 4 * threads
         items: list[tuple[int, ...]] = []
         merges: list[tuple[int, ...]] = []
@@ -251,6 +253,16 @@ class Items:
             # The longest first, so that no thread is left alone with one at the end.
             items.sort(key=lambda item: -item[6])
         return cls(items, merges, count * group <= 4)
+
+
+def _tokens_at_once(group: int, tokens: int, threads: int) -> int:
+    """Tokens of an item, where there are so many for all heads: every thread is to have some items."""
+    rows = library.tile_shape()[0]
+    # Their queries fill whole tiles, where so many fit an item.
+    step = rows // math.gcd(rows, group)
+    most = attention.MOST_QUERIES // group
+    wanted = min(most, -(-tokens // (_ITEMS_PER_THREAD * threads)))
+    return min(most, -(-wanted // step) * step)
 
 
 def _note_memory(tables: Tables, cache: list[Any], rows: int) -> int:

@@ -214,7 +214,7 @@ def _total(e: Emitter, form: Format, x: Address, sums: Address, group: Value) ->
     if not form.biased:
         return None
     if form.group == LANES:
-        return e.spread(e.reduce("fadd", e.load(e.at(x, e.times(group, VECTOR)))))
+        return e.spread(e.total(e.load(e.at(x, e.times(group, VECTOR)))))
     count = form.group // SUMS
     first = e.at(sums, e.times(group, count * FLOAT_BYTES))
     total = e.load(first, FLOAT)

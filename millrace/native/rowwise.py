@@ -22,7 +22,7 @@ def norm(e: Emitter, x: Address, weight: Address, out: Address, count: Value, ep
     value = e.load(e.at(x, e.times(squares.index, VECTOR)))
     (total,) = squares.close([e.fma(value, value, squares.carried[0])])
     size = b.uitofp(e.times(count, LANES), FLOAT)
-    mean = b.fdiv(e.reduce("fadd", total), size)
+    mean = b.fdiv(e.total(total), size)
     factor = b.fdiv(ir.Constant(FLOAT, 1.0), e.call("llvm.sqrt", b.fadd(mean, eps)))
     loop = e.loop(count)
     at = e.times(loop.index, VECTOR)
@@ -36,7 +36,7 @@ def sums(e: Emitter, x: Address, out: Address, count: Value) -> None:
     loop = e.loop(count)
     at = e.at(x, e.times(loop.index, 2 * VECTOR))
     both = e.builder.fadd(e.load(at), e.load(e.at(at, VECTOR)))
-    e.store(e.reduce("fadd", both), e.at(out, e.times(loop.index, FLOAT_BYTES)))
+    e.store(e.total(both), e.at(out, e.times(loop.index, FLOAT_BYTES)))
     loop.close()
 
 
@@ -105,16 +105,35 @@ def softmax(e: Emitter, x: Address, count: Value, low: Value, high: Value, stats
     first = e.loop(count, [hidden])
     score = e.load(e.at(x, e.times(first.index, VECTOR)))
     score = b.select(visible(first.index), score, hidden)
-    (largest,) = first.close([e.call("llvm.maxnum", first.carried[0], score)])
-    top = e.reduce("fmax", largest)
+    (largest,) = first.close([e.most(score, first.carried[0])])
+    top = e.largest(largest)
     loop = e.loop(count, [same(0.0)])
     at = e.at(x, e.times(loop.index, VECTOR))
-    power = e.exp(b.fsub(e.load(at), e.spread(top)))
+    power = e.exp_below(b.fsub(e.load(at), e.spread(top)))
     power = b.select(visible(loop.index), power, same(0.0))
     e.store(power, at)
     (total,) = loop.close([b.fadd(loop.carried[0], power)])
     e.store(top, stats)
-    e.store(e.reduce("fadd", total), e.at(stats, FLOAT_BYTES))
+    e.store(e.total(total), e.at(stats, FLOAT_BYTES))
+
+
+def whole_softmax(e: Emitter, x: Address, count: int, stats: Address) -> None:
+    """The same, bit for bit, where every place is to be seen."""
+    b = e.builder
+    scores = [e.load(e.at(x, n * VECTOR)) for n in range(count)]
+    largest = scores
+    while len(largest) > 1:
+        pairs = zip(largest[::2], largest[1::2], strict=True)
+        largest = [e.most(one, two) for one, two in pairs]
+    top = e.largest(largest[0])
+    each = e.spread(top)
+    total = same(0.0)
+    for n, score in enumerate(scores):
+        power = e.exp_below(b.fsub(score, each))
+        e.store(power, e.at(x, n * VECTOR))
+        total = b.fadd(total, power)
+    e.store(top, stats)
+    e.store(e.total(total), e.at(stats, FLOAT_BYTES))
 
 
 def merge(
@@ -123,8 +142,12 @@ def merge(
     """Add a block's part of a softmax to what the blocks before it gave."""
     b = e.builder
     old, new = e.load(stats, FLOAT), e.load(with_, FLOAT)
-    top = e.call("llvm.maxnum", old, new)
-    factors = [e.exp(e.spread(b.fsub(value, top))) for value in (old, new)]
+    # Over the larger of the two, the other is less and this one is itself.
+    later = b.fcmp_ordered(">", new, old)
+    apart = b.fsub(old, new)
+    less = e.exp(e.spread(b.select(later, apart, b.fneg(apart))))
+    top = b.select(later, new, old)
+    factors = b.select(later, less, same(1.0)), b.select(later, same(1.0), less)
     loop = e.loop(count)
     at = e.times(loop.index, VECTOR)
     before = b.fmul(e.load(e.at(out, at)), factors[0])

@@ -67,7 +67,7 @@ UNKNOWN: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "an adapter in the last layer": (with_adapter, "LoRALinear"),
     "very many heads to a key": (
-        lambda: Kind(heads=(97, 1), layers=1).build(),
+        lambda: Kind(heads=(193, 1), layers=1).build(),
         "heads share a key",
     ),
 }

@@ -31,11 +31,15 @@ def exponential(e: Emitter, x: Value, out: Value, count: Value) -> None:
     loop.close()
 
 
+def whole_softmax(e: Emitter, x: Value, stats: Value) -> None:
+    rowwise.whole_softmax(e, x, 8, stats)
+
+
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernels]:
     bodies: list[Any] = [
         exponential, rowwise.norm, rowwise.sums, rowwise.copy, rowwise.divide, rowwise.rotate,
-        rowwise.silu, rowwise.gelu, rowwise.softmax, rowwise.merge, rowwise.transpose,
+        rowwise.silu, rowwise.gelu, rowwise.softmax, whole_softmax, rowwise.merge, rowwise.transpose,
     ]  # fmt: skip
     place = tmp_path_factory.mktemp("compiled")
     with pytest.MonkeyPatch.context() as patch:
@@ -204,6 +208,22 @@ def test_a_softmax_sees_what_lies_between_its_bounds(
     np.testing.assert_allclose(stats.rows[0, 1], powers.sum(), rtol=2e-4 if scale > 100 else 1e-5)
     mine.check()
     stats.check()
+
+
+@given(st.integers(0, 1000), st.sampled_from([0.0, 1e-3, 1.0, 30.0, 1000.0, 1e37]))
+def test_a_softmax_without_bounds_has_the_bits_of_one_whose_bounds_hide_nothing(
+    kernels: Kernels, seed: int, scale: float
+) -> None:
+    values = np.random.default_rng(seed).normal(size=8 * LANES).astype(np.float32)
+    values *= np.float32(scale)
+    masked, whole = row(values), row(values)
+    told, told_whole = Watched(1, 2), Watched(1, 2)
+    kernels["softmax"](masked, 8, 0, 8 * LANES, told)
+    kernels["whole_softmax"](whole, told_whole)
+    assert masked.rows.tobytes() == whole.rows.tobytes()
+    assert (told.rows == told_whole.rows).all()
+    whole.check()
+    told_whole.check()
 
 
 def test_a_softmax_of_hidden_scores_gives_them_nothing(kernels: Kernels) -> None:
