@@ -48,6 +48,9 @@ class Runner:
         self._products = getattr(model, "own_products", None)
         """What the model's layers share, where they are our own: they run when they are called."""
         self._forward = forward
+        self._at_once = not recurring
+        """Nothing is in flight on a device of its own: what moves in memory moves when it is told to,
+        layer by layer, so that no two states of the whole batch are held."""
         self.adapters = slots_of(model)
         if used is None:
             used = make_prompt_cache(model)
@@ -195,6 +198,8 @@ class Runner:
         for i, (mine, theirs) in enumerate(zip(self._batch, caches, strict=True)):
             if isinstance(mine, SlotKVCache):
                 mine.join(first, theirs, copies)
+                if self._at_once:
+                    mx.eval(mine.state)
                 continue
             merged = theirs.merge([theirs] * copies)
             if mine is None:
@@ -212,11 +217,13 @@ class Runner:
             return
         self._positions.moved += 1
         index = mx.array(order, mx.int32)
+        moves = [(source, target, lens[source]) for target, source in enumerate(order)]
+        moves = [move for move in moves if move[0] != move[1] and move[2]]
         for cache in self._batch:
             if isinstance(cache, SlotKVCache):
-                for target, source in enumerate(order):
-                    if target != source:
-                        cache.move(source, target, lens[source])
+                cache.move(moves, at_once=self._at_once)
+                if self._at_once:
+                    mx.eval(cache.state)
             else:
                 cache.filter(index)
         self._positions.lens = [lens[i] for i in order]

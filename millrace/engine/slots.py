@@ -189,14 +189,15 @@ class SlotKVCache:
         return self.keys[:rows, :, :width], self.values[:rows, :, :width]
 
     def resize(self, size: Rectangle, rows: int) -> None:
-        """Take more memory or give some back; the first `rows` slots are in use."""
-        old_keys, old_values, old = self.keys, self.values, self.size
-        self.keys, self.values = self._shape.zeros(size.slots, size.width)
+        """Take more memory or give some back; the first `rows` slots are in use.
+
+        Done when it returns, the values after the keys: the old memory is free before more is taken.
+        """
+        width = min(self.size.width, size.width) if rows else 0
+        keys, values = self._shape.zeros(size.slots, size.width)
         self.size = size
-        if old_keys is not None and old_values is not None and rows:
-            width = min(old.width, size.width)
-            self.keys[:rows, :, :width] = old_keys[:rows, :, :width]
-            self.values[:rows, :, :width] = old_values[:rows, :, :width]
+        self.keys = _refilled(keys, self.keys, rows, width)
+        self.values = _refilled(values, self.values, rows, width)
 
     def join(self, first: int, row: KVCache, copies: int) -> None:
         """Put a prefilled row into slots first … first+copies-1."""
@@ -216,10 +217,22 @@ class SlotKVCache:
         self.keys[first : first + copies, :, :length] = row.keys[..., :length, :]
         self.values[first : first + copies, :, :length] = row.values[..., :length, :]
 
-    def move(self, source: int, target: int, length: int) -> None:
+    def move(self, moves: Sequence[tuple[int, int, int]], *, at_once: bool) -> None:
+        """Copy rows from one slot to another, so many tokens of each; none comes from where one goes.
+
+        They are copied out first, and not looked at where they are: whatever is written into memory that
+        something else looks at makes a copy of it all.
+        """
         assert self.keys is not None and self.values is not None
-        self.keys[target, :, :length] = self.keys[source, :, :length]
-        self.values[target, :, :length] = self.values[source, :, :length]
+        rows = [
+            (target, length, *(_copied(a, source, length) for a in (self.keys, self.values)))
+            for source, target, length in moves
+        ]
+        if at_once:
+            mx.eval(rows)
+        for target, length, keys, values in rows:
+            self.keys[target : target + 1, :, :length] = keys
+            self.values[target : target + 1, :, :length] = values
 
     def view(self, row: int, length: int) -> KVCache:
         """One row as an ordinary cache, which holds on to the whole batch's memory."""
@@ -239,3 +252,15 @@ class SlotKVCache:
         if self.keys is None or self.values is None:
             return 0
         return int(self.keys.nbytes + self.values.nbytes)
+
+
+def _copied(array: mx.array, row: int, length: int) -> mx.array:
+    return mx.take(array[:, :, :length], mx.array([row], mx.int32), axis=0)
+
+
+def _refilled(new: mx.array, old: mx.array | None, rows: int, width: int) -> mx.array:
+    """New memory with what the first slots of the old hold."""
+    if old is not None and width:
+        new[:rows, :, :width] = old[:rows, :, :width]
+    mx.eval(new)
+    return new

@@ -28,10 +28,10 @@ Dtype = Literal["float32", "float16", "bfloat16"]
 MIB = 1024**2
 GIB = 1024**3
 
-_FREED_SHARE = 10
+_FREED_SHARE = 24
 """Freed buffers of a CPU engine may take this part of what it was given."""
 _M_MMAP_THRESHOLD = -3
-_LARGE_BUFFER = MIB
+_LARGE_BUFFER = MIB // 4
 
 _PACKAGES = ("mlx", "mlx-lm", "tokenizers")
 
