@@ -1,0 +1,63 @@
+"""What a batch takes while its memory grows, shrinks and is tidied: one layer's share beside its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models import llama
+
+from millrace.engine.memory import Rectangle
+from millrace.engine.runner import Runner
+
+LAYERS, HEADS, SIZE = 8, 4, 64
+ROW = 512
+
+
+@pytest.fixture
+def runner() -> Runner:
+    config = {
+        "model_type": "llama", "hidden_size": 64, "intermediate_size": 64, "vocab_size": 128,
+        "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "head_dim": SIZE,
+        "num_key_value_heads": HEADS, "rms_norm_eps": 1e-5, "rope_theta": 1e4,
+    }  # fmt: skip
+    model = llama.Model(llama.ModelArgs.from_dict(config))
+    mx.eval(model.parameters())
+    runner = Runner(model)
+    runner.reserve(Rectangle(8, ROW))
+    for job in range(8):
+        runner.begin(job, ROW)
+        runner.chunk(job, [1 + job] * (ROW - 100), ROW - 100, beside=False, scored=False)
+        runner.wait(job)
+        runner.join(job, 1, ROW - 100)
+    return runner
+
+
+def _beside(work: Callable[[], None]) -> int:
+    """Bytes that were held beside what was held before or after."""
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    work()
+    peak = mx.get_peak_memory()
+    return int(peak - max(before, mx.get_active_memory()))
+
+
+def _keys(runner: Runner, row: int) -> list[list[float]]:
+    caches = runner._batch
+    return [cache.keys[row, :, : ROW - 100].sum(axis=(0, 2)).tolist() for cache in caches]
+
+
+def test_growing_and_shrinking_hold_one_layer_twice(runner: Runner) -> None:
+    whole, kept = runner.nbytes, _keys(runner, 5)
+    assert _beside(lambda: runner.reserve(Rectangle(8, 2 * ROW))) <= 2 * whole // LAYERS
+    assert runner.nbytes == 2 * whole and _keys(runner, 5) == kept
+    assert _beside(lambda: runner.reserve(Rectangle(8, ROW))) <= whole // LAYERS
+    assert runner.nbytes == whole and _keys(runner, 5) == kept
+
+
+def test_rows_that_move_into_holes_copy_themselves_only(runner: Runner) -> None:
+    whole, kept = runner.nbytes, [_keys(runner, row) for row in range(8)]
+    moved = _beside(lambda: runner.keep_rows([0, 7, 2, 3, 6, 5]))
+    assert moved <= whole // LAYERS // 2
+    assert [_keys(runner, row) for row in range(6)] == [kept[i] for i in (0, 7, 2, 3, 6, 5)]
