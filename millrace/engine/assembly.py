@@ -14,6 +14,7 @@ from millrace.engine.loop import Engine, Journal
 from millrace.engine.memory import Budget
 from millrace.engine.runner import Runner
 from millrace.engine.sampler import Sampler
+from millrace.engine.sights import Sights
 from millrace.engine.transport import Transport
 from millrace.flight import FlightRecorder, NullRecorder
 
@@ -52,6 +53,7 @@ def assemble(
     journal: Journal | None = None,
     vocabulary: int | None = None,
     adapter_room: int = NO_LIMIT,
+    picture_room: int = NO_LIMIT,
 ) -> Engine:
     recorder = recorder or NullRecorder()
     cache = None
@@ -63,9 +65,11 @@ def assemble(
         runner.shapes,
         cache,
         trimmable=runner.trimmable,
+        picture_room=picture_room,
     )
+    sights = Sights(runner.model)
     adapters = Adapters(runner.adapters, adapter_room)
-    executor = Executor(runner, sampler, adapters, grammars, store, recorder, vocabulary)
+    executor = Executor(runner, sampler, adapters, sights, grammars, store, recorder, vocabulary)
     return Engine(
         decider,
         executor,
@@ -74,5 +78,6 @@ def assemble(
         store,
         recorder,
         adapters=adapters,
+        sights=sights,
         journal=journal,
     )

@@ -54,9 +54,9 @@ class Batch:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def join(self, job: int, rows: Sequence[Row], tokens: Sequence[int]) -> None:
+    def join(self, job: int, rows: Sequence[Row], tokens: Sequence[int], delta: int = 0) -> None:
         """Add rows that share a prompt's state; the last of its tokens has not been run."""
-        self._runner.join(job, len(rows), len(tokens) - 1, rows[0].request.adapter)
+        self._runner.join(job, len(rows), len(tokens) - 1, rows[0].request.adapter, delta)
         self.rows += rows
         joined = mx.array([tokens[-1]] * len(rows), mx.int32)
         self._last = joined if self._last is None else mx.concatenate([self._last, joined])

@@ -48,6 +48,8 @@ class Seat:
     tokens: list[int]
     """What it has generated, before a resume included."""
     arrived: float
+    keys: list[int] = field(default_factory=list)
+    """Its prompt as the prefix cache knows it."""
     phase: Phase = Phase.QUEUED
     held: int = 0
     """Tokens whose state it holds in the batch."""
@@ -102,6 +104,7 @@ class Job:
     request: Submit
     seats: list[Seat]
     tokens: list[int]
+    """As the prefix cache knows them."""
     arrived: float
     stage: Stage = Stage.WAITING
     done: int = 0
@@ -127,6 +130,20 @@ class Job:
     quiet: bool = False
     """Others of its request's rows run the same prompt: what it finds of theirs was not found by
     the request, and is not reported as such."""
+    sight: int = 0
+    """Tokens that it can run to with the pictures that have been encoded."""
+    blind: bool = False
+    """It cannot go on before a picture has been encoded."""
+    missed: set[str] = field(default_factory=set)
+    """Pictures that it had to wait for, or was told to have found."""
+
+    def __post_init__(self) -> None:
+        self.sight = len(self.tokens)
+
+    @property
+    def waits(self) -> bool:
+        """Whether what it needs next is not computed by a chunk."""
+        return self.blocked or self.blind
 
     @property
     def priority(self) -> int:
@@ -147,7 +164,8 @@ class Job:
     @property
     def reach(self) -> int:
         """Tokens until the next place where it must pause."""
-        return next((p - self.done for p in self.pauses if p > self.done), self.left)
+        pause = next((p - self.done for p in self.pauses if p > self.done), self.left)
+        return min(pause, self.sight - self.done)
 
     def resembles(self, other: Job) -> bool:
         """Whether the other begins alike, so that one should wait for what the other computes."""
@@ -169,7 +187,8 @@ class Job:
     @property
     def fresh(self) -> bool:
         """Whether nothing of it is there yet, and it may run beside others."""
-        return not (self.done or self.known or self.alone or self.wants_logprobs)
+        apart = self.alone or self.wants_logprobs or self.request.media
+        return not (self.done or self.known or apart)
 
     @property
     def wants_logprobs(self) -> bool:
@@ -182,6 +201,7 @@ class Job:
         rest.quiet = True
         rest.known = self.known
         rest.pauses = list(self.pauses)
+        rest.blind = self.blind
         self.seats = self.seats[:width]
         return rest
 

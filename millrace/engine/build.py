@@ -31,6 +31,8 @@ _LEAST_CACHE = 64 << 20
 _NOTED = 0.05
 """The part of a model's layers after which its loading is told of again."""
 _LEAST_ADAPTERS = 64 << 20
+_LEAST_PICTURES, _MOST_PICTURES = 64 << 20, 1 << 30
+"""For the features of pictures: a twentieth of the memory for state, within these."""
 CACHE_SHARE = 0.3
 """The part of the memory for state that the prefix cache takes, where nobody says."""
 CPU_CHUNK, GPU_CHUNK = 512, 2048
@@ -88,6 +90,8 @@ def build(
     spare = int(0.8 * (loaded.memory - loaded.weight_bytes))
     cached = config.cache_memory or max(_LEAST_CACHE, int(CACHE_SHARE * spare))
     rest = spare - cached if config.cache else spare
+    pictures = min(_MOST_PICTURES, max(_LEAST_PICTURES, spare // 20)) if loaded.sees else 0
+    rest -= pictures
     forward = whole
     if on_cpu and not loaded.native and 1 < blas.threads() <= MOST_LANES:
         forward = CpuPipeline(blas.threads()).forward
@@ -96,11 +100,12 @@ def build(
     rest -= config.adapter_memory or 0
     budget = Budget(cost, config.kv_memory or max(_LEAST_KV_MEMORY, rest))
     state = budget.limit + (cached if config.cache else 0)
-    device.bound_freed(loaded.weight_bytes + state)
+    device.bound_freed(loaded.weight_bytes + state + pictures)
     index = store = None
     if config.cache:
         kind = f"{loaded.dtype} by own kernels" if loaded.native else loaded.dtype
-        disk, problem = _disk(config, runner.layout, kind)
+        libraries = ("mlx", "mlx-lm", "mlx-vlm") if loaded.sees else ("mlx", "mlx-lm")
+        disk, problem = _disk(config, runner.layout, kind, libraries)
         store = SegmentStore(runner.make_caches, runner.layout, disk, pack=config.cache_quant)
         index = PrefixIndex(
             runner.layout.needs,
@@ -125,6 +130,7 @@ def build(
         recorder=recorder,
         vocabulary=loaded.vocab_size,
         adapter_room=config.adapter_memory or max(_LEAST_ADAPTERS, state // 10),
+        picture_room=pictures,
     )
     transport.send(
         Ready(
@@ -158,19 +164,20 @@ def _completed(config: EngineConfig, on_cpu: bool, *, native: bool) -> EngineCon
     )
 
 
-def _disk(config: EngineConfig, layout: Layout, dtype: str) -> tuple[DiskTier | None, str | None]:
+def _disk(
+    config: EngineConfig, layout: Layout, dtype: str, libraries: tuple[str, ...]
+) -> tuple[DiskTier | None, str | None]:
     """The disk tier, or why there is none although one was asked for."""
     if not config.cache_disk:
         return None, None
     from millrace.cache.disk import DiskTier, DiskUnavailable, fingerprint
 
     folder = Path(config.cache_dir) if config.cache_dir else home() / "prefixes"
-    packages = ("mlx", "mlx-lm")
     mark = fingerprint(
         Path(config.model),
         dtype=dtype,
         layout=" ".join((*layout.kinds, "8-bit" if config.cache_quant else "whole")),
-        versions={name: metadata.version(name) for name in packages},
+        versions={name: metadata.version(name) for name in libraries},
     )
     try:
         return DiskTier(folder, mark, config.cache_disk), None

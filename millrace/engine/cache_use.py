@@ -78,7 +78,7 @@ class CacheUse:
 
     def row(self, seat: Seat, out: Operations, now: float) -> None:
         """A row leaves the batch."""
-        tokens = [*seat.request.prompt, *seat.tokens]
+        tokens = [*seat.keys, *seat.tokens]
         # A token that was drawn and never read may have been run: what follows it is unknown.
         known = seat.held <= len(tokens)
         self.index.keep(

@@ -20,6 +20,7 @@ from millrace.engine.cache_use import CacheUse
 from millrace.engine.latency_model import LatencyModel
 from millrace.engine.learning import Learning
 from millrace.engine.memory import NOTHING, Budget
+from millrace.engine.pictures import Pictures
 from millrace.engine.prompts import Prompts
 from millrace.engine.quarantine import Quarantine
 from millrace.engine.requests import Draft, Requests
@@ -66,7 +67,9 @@ class Decider:
         cache: CacheUse | None = None,
         *,
         trimmable: bool = True,
+        picture_room: int = 0,
     ) -> None:
+        """`picture_room` is how many bytes the features of pictures may take."""
         self._settings = settings
         self._budget = budget
         self._shapes = shapes
@@ -83,13 +86,20 @@ class Decider:
             numbers,
             settings.burst,
         )
-        self._requests = Requests(self._scheduler, budget, cache, numbers)
+        self._pictures = Pictures(picture_room)
+        self._requests = Requests(self._scheduler, budget, cache, self._pictures, numbers)
         self._speculation = (
             Speculation(settings.speculate, self._latency) if settings.speculate else None
         )
         self._learning = Learning(self._latency, self._speculation, pipelined=settings.pipelined)
         self._prompts = Prompts(
-            self._scheduler, self._requests, budget, shapes, self._learning, cache
+            self._scheduler,
+            self._requests,
+            budget,
+            shapes,
+            self._learning,
+            cache,
+            self._pictures,
         )
         self._guessing = False
         """The last step had guesses: how far its rows have come is known when it has been read."""
@@ -111,8 +121,9 @@ class Decider:
 
     @property
     def stuck(self) -> bool:
-        """Whether all there is waits for the disk."""
-        return not self._running and not self._drawn and self._scheduler.stuck
+        """Whether all there is waits for the disk, or for the front's pictures."""
+        idle = not self._running and not self._drawn and not self._pictures.waits
+        return idle and self._scheduler.stuck
 
     @property
     def running(self) -> int:
@@ -131,6 +142,10 @@ class Decider:
             [*(s.held for s in self._running), *(j.length for j in self._scheduler.coming)],
             default=0,
         )
+
+    @property
+    def pictures(self) -> Pictures:
+        return self._pictures
 
     @property
     def cache(self) -> PrefixIndex | None:
@@ -165,6 +180,8 @@ class Decider:
             self._cache.observe(seen.disk, jobs, self._draft.out, self._draft.now)
         for message in seen.messages:
             self._requests.receive(message, draft)
+        seeing = self._scheduler.seeing()
+        draft.turn.wanted = self._pictures.plan(seeing, draft.out)
         self._leave()
         self._scheduler.open(self._running, self._draft.now)
         for job in self._scheduler.joining(self._running, self._draft.now):
@@ -189,6 +206,12 @@ class Decider:
             self._step_fault(outcome.step_fault)
         elif outcome.rows:
             self._quarantine.stepped(self._running)
+        for seen in outcome.pictures:
+            self._pictures.ran(seen)
+            for id in seen.requests if seen.problem is not None else ():
+                self._requests.fail(
+                    id, f"The picture could not be read: {seen.problem}", self._draft
+                )
         self._learning.learn(outcome)
         self._prompts.ran(outcome, self._draft)
 
@@ -355,11 +378,16 @@ class Decider:
         self._prompts.begin(job, self._draft)
 
     def _next_chunk(self) -> None:
+        served = bool(self._running)
+        if self._prompts.picture_first and self._prompts.encode(self._draft, beside=served):
+            return
         planned = self._scheduler.next_chunk(self._running, self._draft.now)
         if self._running:
             self._reserve(more=0)  # what has been started needs room, too
         if planned is not None:
             self._prompts.run(*planned, self._draft, wait=not self._running)
+        elif self._prompts.encode(self._draft, beside=served):
+            return
         else:
             self._learning.chunk(0, None)
         self._draft.turn.expected = self._learning.expected(len(self._running))

@@ -23,11 +23,14 @@ from millrace.engine.memory import Rectangle
 from millrace.engine.row import Row
 from millrace.engine.runner import Runner
 from millrace.engine.sampler import Sampler
+from millrace.engine.sights import Sights, View
 from millrace.engine.turn import (
     Admit,
     Begin,
     Chunk,
     Drop,
+    DropPictures,
+    EncodePicture,
     Finish,
     Forget,
     Forward,
@@ -76,6 +79,8 @@ class Prompt:
     """Places for its tokens."""
     scored: int | None
     """How many alternatives its own tokens are reported with; None if nobody asked."""
+    view: View | None = None
+    """Where its pictures are, if it has any."""
     done: int = 0
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
@@ -86,6 +91,7 @@ class Executor:
         runner: Runner,
         sampler: Sampler,
         adapters: Adapters,
+        sights: Sights,
         grammars: Grammars | None = None,
         store: SegmentStore | None = None,
         recorder: FlightRecorder | None = None,
@@ -101,6 +107,7 @@ class Executor:
         self._patience = 0.0
         self._vocabulary = vocabulary
         self._adapters = adapters
+        self._sights = sights
         self._batch = Batch(runner, sampler)
         self._rows: dict[int, Row] = {}
         self._prompts: dict[int, Prompt] = {}
@@ -154,7 +161,8 @@ class Executor:
             case Join(job=job, rows=numbers):
                 if prompt := self._prompts.pop(job, None):
                     rows = [self._rows[n] for n in numbers]
-                    self._in_step(lambda: self._batch.join(job, rows, prompt.tokens))
+                    delta = prompt.view.delta if prompt.view else 0
+                    self._in_step(lambda: self._batch.join(job, rows, prompt.tokens, delta))
             case Drop(rows=numbers):
                 gone = {i for i, row in enumerate(self._batch.rows) if row.number in numbers}
                 if gone:
@@ -172,6 +180,11 @@ class Executor:
                 for number in numbers:
                     if number in self._rows:
                         self._rows.pop(number).ended = True
+            case EncodePicture():
+                self._recorder.working(operation.requests, UNKNOWN)
+                self._outcome.pictures.append(self._sights.encode(operation))
+            case DropPictures(digests=digests):
+                self._sights.drop(digests)
             case Keep(source=source) | KeepState(source=source):
                 assert self._store is not None
                 self._store.execute(operation, self._source(source))
@@ -254,8 +267,7 @@ class Executor:
 
     def _check(self, request: Submit) -> None:
         self._adapters.check(request)
-        if request.media:
-            raise ValueError("The model takes text only: it was given a picture.")
+        self._sights.check(request)
         if self._vocabulary is None:
             return
         for tokens in (request.prompt, *(c.generated for c in request.choices)):
@@ -269,7 +281,8 @@ class Executor:
         request = rows[0].request
         tokens = [*request.prompt, *rows[0].tokens]
         scored = request.prompt_logprobs if begin.scored else None
-        self._prompts[begin.job] = Prompt(request, tokens, begin.width, scored)
+        view = self._sights.view(request, len(tokens))
+        self._prompts[begin.job] = Prompt(request, tokens, begin.width, scored, view)
 
     def _again(self, row: Row) -> Row:
         """A row as its tokens leave it, whatever was in flight for it."""
@@ -331,6 +344,9 @@ class Executor:
             self._runner.begin(job, prompt.width)
         run = prompt.tokens[begin:end]
         top = prompt.scored
+        sight = None
+        if prompt.view is not None:
+            sight = self._sights.chunk(prompt.view, begin, end, chunk.length)
         logits = self._runner.chunk(
             job,
             run,
@@ -338,6 +354,7 @@ class Executor:
             beside=bool(self._batch),
             scored=top is not None,
             adapter=prompt.request.adapter,
+            sight=sight,
         )
         prompt.done = end
         if top is None or logits is None:

@@ -45,6 +45,11 @@ class Learning:
         if shape is not None:
             self._shapes.add(shape)
 
+    def picture(self) -> None:
+        """A picture was encoded in place of a chunk: what that takes says nothing of chunks."""
+        self._chunks.append(0)
+        self._novel.append(True)
+
     def expected(self, rows: int) -> float | None:
         """Seconds that the turn that was decided should take; None if that is not known."""
         return None if self._novel[-1] else self._latency.expected(rows, self._chunks[-1])

@@ -12,6 +12,7 @@ from millrace.engine.adapters import Adapters
 from millrace.engine.decider import Decider
 from millrace.engine.executor import UNKNOWN, Executor
 from millrace.engine.grammar import Grammars, PendingGrammar
+from millrace.engine.sights import Sights
 from millrace.engine.transport import Transport
 from millrace.engine.turn import Outcome, Seen, Turn
 from millrace.errors import MillraceError
@@ -24,6 +25,7 @@ from millrace.protocol import (
     CacheReport,
     Failed,
     LoadAdapter,
+    Picture,
     Shutdown,
     Step,
     Submit,
@@ -62,6 +64,7 @@ class Engine:
         recorder: FlightRecorder | None = None,
         *,
         adapters: Adapters,
+        sights: Sights,
         journal: Journal | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -75,6 +78,7 @@ class Engine:
         self._compiling: list[tuple[Submit, PendingGrammar]] = []
         """Requests whose grammar is not there yet: they are heard when it is."""
         self._adapters = adapters
+        self._sights = sights
         self._reading: list[tuple[LoadAdapter, Future[Adapter]]] = []
         """Adapters whose files are being read: they are heard of when that is done."""
         self._journal = journal
@@ -108,6 +112,8 @@ class Engine:
             self._journal(seen, turn)
         for failed in turn.refused:
             self._transport.send(failed)
+        for wanted in turn.wanted:
+            self._transport.send(wanted)
         if turn.progress:
             self._report(Step(prefilled=turn.progress))
         self._outcome = self._executor.execute(turn, self._report)
@@ -122,6 +128,10 @@ class Engine:
         for message in messages:
             if isinstance(message, LoadAdapter):
                 continue
+            if isinstance(message, Picture):
+                # Whoever decides needs no pixel.
+                self._sights.arrived(message)
+                message = Picture(message.digest, {})
             if isinstance(message, Submit):
                 message = self._adapters.salted(message)
             if isinstance(message, Submit) and self._grammars is not None:
@@ -190,6 +200,7 @@ class Engine:
         if step.running == 0 or self._clock() - self._weighed >= WEIGH_EVERY:
             self._weighed = self._clock()
             step.memory = memory_now()
+        step.pictures = self._decider.pictures.counts()
         if (cache := self._decider.cache) is not None:
             step.cache_bytes = cache.nbytes
             step.cache_disk_bytes = cache.disk_bytes

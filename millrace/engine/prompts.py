@@ -11,6 +11,7 @@ from millrace.engine.books import Job, Stage
 from millrace.engine.cache_use import CacheUse
 from millrace.engine.learning import Learning
 from millrace.engine.memory import Budget
+from millrace.engine.pictures import Pictures
 from millrace.engine.requests import Draft, Requests
 from millrace.engine.scheduler import Scheduler
 from millrace.engine.shapes import Shapes
@@ -29,6 +30,7 @@ class Prompts:
         shapes: Shapes,
         learning: Learning,
         cache: CacheUse | None,
+        pictures: Pictures,
     ) -> None:
         self._scheduler = scheduler
         self._requests = requests
@@ -36,6 +38,9 @@ class Prompts:
         self._shapes = shapes
         self._learning = learning
         self._cache = cache
+        self._pictures = pictures
+        self._saw = False
+        """The last that was run was a picture."""
         self._chunk: list[tuple[Job, int]] = []
         """The prompts of the last turn's chunk, and how many tokens of each it ran."""
 
@@ -50,10 +55,13 @@ class Prompts:
         draft.out.append(Begin(job.number, rows, width, job.wants_logprobs))
         if self._cache is not None and not job.wants_logprobs:
             self._cache.begin(job, draft.out, draft.now)
+        if job.request.media:
+            self._pictures.begun(job)
         _tell(job, draft)
 
     def run(self, jobs: list[Job], count: int, draft: Draft, *, wait: bool) -> None:
         """Run so many more tokens of each; `wait` where nobody else is served meanwhile."""
+        self._saw = False
         length = self._shapes.length(count)
         if len(jobs) == 1:
             job = jobs[0]
@@ -66,6 +74,22 @@ class Prompts:
         draft.out.append(Chunk([j.number for j in jobs], count, length, wait=wait))
         shape = (len(jobs), length, jobs[0].done + length) if self._shapes.recurring else None
         self._learning.chunk(len(jobs) * length, shape)
+
+    @property
+    def picture_first(self) -> bool:
+        """Whether a picture waits whose turn it is: chunks and pictures take turns."""
+        return self._pictures.waits and not self._saw
+
+    def encode(self, draft: Draft, *, beside: bool) -> bool:
+        """Run the vision tower on a picture in place of a chunk, if one waits; in small parts where
+        others run `beside`."""
+        picture = self._pictures.encode(self._scheduler.seeing(), 1 if beside else 0)
+        if picture is None:
+            return False
+        self._saw = True
+        draft.out.append(picture)
+        self._learning.picture()
+        return True
 
     def ran(self, outcome: Outcome, draft: Draft) -> None:
         """Learn what the last turn's chunk brought."""

@@ -13,6 +13,7 @@ from millrace.cache.residency import Operations
 from millrace.engine.books import Job, Phase, Seat, grouped
 from millrace.engine.cache_use import CacheUse
 from millrace.engine.memory import Budget
+from millrace.engine.pictures import Pictures, keys_of
 from millrace.engine.scheduler import Scheduler
 from millrace.engine.turn import Admit, Forget, PlaceAdapter, Release, RemoveAdapter, Turn
 from millrace.protocol import (
@@ -21,6 +22,7 @@ from millrace.protocol import (
     CacheQuery,
     Failed,
     LoadAdapter,
+    Picture,
     Submit,
     ToEngine,
     UnloadAdapter,
@@ -42,12 +44,14 @@ class Requests:
         scheduler: Scheduler,
         budget: Budget,
         cache: CacheUse | None,
+        pictures: Pictures,
         numbers: Iterator[int],
     ) -> None:
         """`numbers` name rows and prompts, each with one of its own."""
         self._scheduler = scheduler
         self._budget = budget
         self._cache = cache
+        self._pictures = pictures
         self._numbers = numbers
         self.seats: dict[int, Seat] = {}
         """Rows by number, until they have ended and left the batch."""
@@ -62,6 +66,8 @@ class Requests:
                 self.abort(id, choice, draft)
             case LoadAdapter(slot=slot, name=name, path=path, digest=digest):
                 draft.out.append(PlaceAdapter(slot, name, path, digest))
+            case Picture(digest=digest):
+                self._pictures.arrived(digest, draft.out)
             case UnloadAdapter(slot=slot):
                 draft.out.append(RemoveAdapter(slot))
             case CacheQuery(clear=True):
@@ -98,8 +104,7 @@ class Requests:
     def requeue(self, seat: Seat, draft: Draft) -> None:
         """A row that had to leave comes back with all that it has."""
         seat.phase, seat.held = Phase.QUEUED, 0
-        tokens = [*seat.request.prompt, *seat.tokens]
-        self._queue([seat], tokens, draft)
+        self._queue([seat], [*seat.keys, *seat.tokens], draft)
 
     def _admit(self, request: Submit, draft: Draft) -> None:
         longest = max(len(c.generated) for c in request.choices) + len(request.prompt)
@@ -110,20 +115,23 @@ class Requests:
             )
             draft.turn.refused.append(Failed("invalid_request", text, request.id))
             return
+        keys = keys_of(request)
         seats = [
-            Seat(next(self._numbers), request, c.index, list(c.generated), draft.now)
+            Seat(next(self._numbers), request, c.index, list(c.generated), draft.now, keys)
             for c in request.choices
         ]
         self.seats |= {s.number: s for s in seats}
         draft.out.append(Admit(request, [s.number for s in seats]))
         for places in grouped(request.choices):
-            tokens = [*request.prompt, *request.choices[places[0]].generated]
+            tokens = [*keys, *request.choices[places[0]].generated]
             self._queue([seats[p] for p in places], tokens, draft)
 
     def _queue(self, seats: list[Seat], tokens: list[int], draft: Draft) -> None:
         job = Job(next(self._numbers), seats[0].request, seats, tokens, seats[0].arrived)
         if self._cache is not None:
             self._cache.expect(job, draft.out)
+        if job.request.media:
+            self._pictures.look(job)
         self._scheduler.add(job)
 
     def _give_up(self, job: Job, draft: Draft) -> None:

@@ -68,6 +68,12 @@ class Runner:
         self._size = NOTHING
         self.row_adapters: list[int] = []
         """The rows' adapters, by slot."""
+        self._deltas: list[int] = []
+        """What the rows' positions differ by from their places, since pictures stand before them."""
+
+    @property
+    def model(self) -> Any:
+        return self._model
 
     @property
     def immediate(self) -> bool:
@@ -110,11 +116,13 @@ class Runner:
         beside: bool,
         scored: bool,
         adapter: int = 0,
+        sight: Any = None,
     ) -> mx.array | None:
         """Launch the next tokens of a prompt, padded to `length`; returns their logits if they are
         `scored`.
 
-        `beside` says that rows are running: the chunk is launched without waiting for anything.
+        `beside` says that rows are running: the chunk is launched without waiting for anything. With a
+        `sight`, pictures stand in the prompt.
         """
         caches = self._prompts[job]
         self.adapters.use([adapter])
@@ -124,8 +132,12 @@ class Runner:
             logits = self._model.run(mx.array([padded], mx.int32), caches, logits=scored)
             return logits
         forward = whole if beside else self._forward
+        inputs = mx.array([padded], mx.int32)
         with self._heads(wanted=scored):
-            logits = forward(self._model, mx.array([padded], mx.int32), caches)
+            if sight is not None:
+                logits = self._model(inputs, cache=caches, sight=sight)
+            else:
+                logits = forward(self._model, inputs, caches)
         if length > len(tokens):
             for cache in caches:
                 cache.trim(length - len(tokens))
@@ -188,8 +200,9 @@ class Runner:
                 cache.resize(size, len(self))
         self._size = size
 
-    def join(self, job: int, copies: int, length: int, adapter: int = 0) -> None:
-        """Add so many rows that go on from a prompt's state after `length` tokens."""
+    def join(self, job: int, copies: int, length: int, adapter: int = 0, delta: int = 0) -> None:
+        """Add so many rows that go on from a prompt's state after `length` tokens, whose positions are
+        `delta` beyond their places."""
         caches = self._prompts.pop(job, None) or self.make_caches()
         first = len(self)
         self._positions.moved += 1
@@ -208,6 +221,7 @@ class Runner:
                 mine.extend(merged)
         self._positions.lens += [length] * copies
         self.row_adapters += [adapter] * copies
+        self._deltas += [delta] * copies
 
     def keep_rows(self, order: list[int]) -> None:
         """The batch becomes these of its rows, in this order."""
@@ -228,11 +242,12 @@ class Runner:
                 cache.filter(index)
         self._positions.lens = [lens[i] for i in order]
         self.row_adapters = [self.row_adapters[i] for i in order]
+        self._deltas = [self._deltas[i] for i in order]
 
     def empty(self) -> None:
         """Let go of the batch and its memory."""
         self._batch, self._size = [], NOTHING
-        self._positions.lens, self.row_adapters = [], []
+        self._positions.lens, self.row_adapters, self._deltas = [], [], []
         self._positions.moved += 1
 
     def step(self, inputs: mx.array) -> mx.array:
@@ -245,7 +260,11 @@ class Runner:
         if positions.rows > rows:
             inputs = mx.pad(inputs, ((0, positions.rows - rows), (0, 0)))
         self.adapters.use([*self.row_adapters, *[0] * (inputs.shape[0] - rows)])
-        logits: mx.array = self._model(inputs, cache=self._batch)
+        more = {}
+        if any(self._deltas):
+            beyond = [0] * (inputs.shape[0] - rows)
+            more["deltas"] = mx.array([*self._deltas, *beyond], mx.int32)
+        logits: mx.array = self._model(inputs, cache=self._batch, **more)
         if inputs.shape[1] == 1:
             self.advance([1] * rows)
         return logits[:rows]

@@ -65,7 +65,7 @@ class Scheduler:
     @property
     def stuck(self) -> bool:
         """Whether all there is waits for something that is not computed here."""
-        return not self._started and not self._ready and all(j.blocked for j in self._waiting)
+        return not self._ready and all(j.waits for j in (*self._started, *self._waiting))
 
     @property
     def waiting(self) -> int:
@@ -79,6 +79,12 @@ class Scheduler:
         yield from self._waiting
         yield from self._started
         yield from self._ready
+
+    def seeing(self) -> list[Job]:
+        """The prompts with pictures that are not ready, in the order in which they should go on."""
+        started = [j for j in self._started if j.request.media]
+        waiting = [j for j in self._waiting if j.request.media and not j.blocked]
+        return [*sorted(started, key=self._order), *sorted(waiting, key=self._order)]
 
     @property
     def coming(self) -> list[Job]:
@@ -147,6 +153,8 @@ class Scheduler:
         while (job := self._first(running)) is not None:
             if job in self._waiting:
                 self._start(job, running)
+            if job.waits:
+                continue
             if not job.left:
                 self.ran(job)
                 continue
@@ -255,12 +263,13 @@ class Scheduler:
             startable = [j for j in before if self._may_start(j, running)]
         else:
             startable = [j for j in self._waiting if self._may_start(j, running)]
-        return min((*self._started, *startable), key=self._order, default=None)
+        started = (j for j in self._started if not j.waits)
+        return min((*started, *startable), key=self._order, default=None)
 
     def _overdue(self, running: Sequence[Seat]) -> Job | None:
         """The first in the queue, if it has waited long enough for room that it gets it."""
         group = self._group(running)
-        queue = [j for j in self._waiting if not j.blocked and j.group == group]
+        queue = [j for j in self._waiting if not j.waits and j.group == group]
         first = min(queue, key=self._order, default=None)
         if first is None or self._now - first.arrived < RESERVE_AFTER:
             return None
@@ -271,7 +280,7 @@ class Scheduler:
         return not job.promised, _rank(job) + cost, job.number
 
     def _may_start(self, job: Job, running: Sequence[Seat]) -> bool:
-        if job.blocked or job.group != self._group(running):
+        if job.waits or job.group != self._group(running):
             return False
         if any(j.request is job.request for j in self._started):
             return False  # its state is on its way

@@ -15,6 +15,7 @@ from millrace.protocol import (
     AdapterAnswer,
     Failed,
     FinishReason,
+    PicturesWanted,
     Prefilled,
     Submit,
     ToEngine,
@@ -119,6 +120,24 @@ class RemoveAdapter(Operation, frozen=True):
     slot: int
 
 
+class EncodePicture(Operation, frozen=True):
+    """Run the vision tower on a picture whose pixels have come."""
+
+    digest: str
+    tokens: list[int]
+    """Its placeholders, and what stands between them."""
+    requests: list[int]
+    """Those that need it."""
+    parts: int = 0
+    """How many of the tower's layers to run now; 0 is all that are left."""
+
+
+class DropPictures(Operation, frozen=True):
+    """What there is of these pictures, pixels or features, leaves the memory."""
+
+    digests: list[str]
+
+
 EngineOperation = (
     Admit
     | Begin
@@ -134,6 +153,8 @@ EngineOperation = (
     | Forget
     | PlaceAdapter
     | RemoveAdapter
+    | EncodePicture
+    | DropPictures
 )
 TurnOperation = EngineOperation | AnyOperation
 
@@ -144,6 +165,8 @@ class Turn(msgspec.Struct):
     progress: list[Prefilled] = []
     """How far prompts are once the turn has been carried out."""
     refused: list[Failed] = []
+    wanted: list[PicturesWanted] = []
+    """Pictures that prompts cannot go on without."""
     expected: float | None = None
     """Seconds that it should take; None if nothing like it was ever measured."""
 
@@ -161,6 +184,18 @@ class RowResult(msgspec.Struct):
     """Why it cannot go on; the others can."""
 
 
+class PictureResult(msgspec.Struct):
+    """What came of a run of the vision tower."""
+
+    digest: str
+    requests: list[int]
+    done: bool = False
+    nbytes: int = 0
+    """Of its features."""
+    seconds: float = 0.0
+    problem: str | None = None
+
+
 class Outcome(msgspec.Struct):
     """What came of a turn, for the next decision."""
 
@@ -168,6 +203,7 @@ class Outcome(msgspec.Struct):
     failed: list[Failed] = []
     """Requests that could not be admitted."""
     adapters: list[AdapterAnswer] = []
+    pictures: list[PictureResult] = []
     step_fault: str | None = None
     """The batch could not be run: nothing of it is left, and its rows have only what was read."""
     chunk_fault: str | None = None

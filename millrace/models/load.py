@@ -17,6 +17,7 @@ from mlx_lm.utils import load_model
 from millrace.config import EngineConfig, Weights
 from millrace.errors import ModelError
 from millrace.models import device, placement
+from millrace.models.vision.families import vision_in
 from millrace.models.window import window_of
 
 log = logging.getLogger("millrace.models")
@@ -32,6 +33,8 @@ class LoadedModel:
     device: str
     native: bool
     """Whether kernels of our own run it."""
+    sees: bool
+    """Whether it takes pictures."""
     weight_bytes: int
     memory: int
     """Bytes of the device that models and their state may take."""
@@ -78,6 +81,7 @@ def load(config: EngineConfig, note: Note = lambda share: None) -> LoadedModel:
         dtype=dtype,
         device=kind,
         native=getattr(model, "in_place", False) or _products(model) is not None,
+        sees=getattr(model, "sees", False),
         weight_bytes=_weight_bytes(model),
         memory=device.describe().budget,
         caches=caches,
@@ -90,8 +94,14 @@ def _loaded(
 ) -> tuple[Any, Any]:
     """The model on its device, and its settings."""
     path = Path(config.model)
-    model, settings = load_model(path, lazy=True, trust_remote_code=config.trust_remote_code)
-    model = placement.place(model, weights, kind, path, note)
+    family = vision_in(path)
+    if family is not None:
+        from millrace.models.vision.load import load_vision
+
+        model, settings = load_vision(path, family)
+    else:
+        model, settings = load_model(path, lazy=True, trust_remote_code=config.trust_remote_code)
+    model = placement.place(model, weights, kind, path, note, own=family is None)
     if kind != "cpu":
         # There its layers are widened side by side, which waiting for each would undo.
         _read_layers(getattr(model, "layers", None) or [], note)

@@ -36,15 +36,18 @@ def place(
     device: Device,
     folder: Path | None = None,
     note: Callable[[float], None] = lambda share: None,
+    *,
+    own: bool = True,
 ) -> Any:
     """A lazily loaded model with the weights that suit the device; perhaps another that stands for it.
 
-    The folder it was loaded from may hold weights that only our own kernels read.
+    The folder it was loaded from may hold weights that only our own kernels read. Without `own`, MLX
+    runs it on every device.
     """
-    if device == "cpu" and wanted == "auto":
-        own = native(model, blas.threads(), folder, note)
-        if own is not None:
-            return own
+    if own and device == "cpu" and wanted == "auto":
+        ours = native(model, blas.threads(), folder, note)
+        if ours is not None:
+            return ours
         # What is left of the model is widened below.
         model.own_products = native_layers(model, blas.threads(), folder)
     mode = resolve_weights(wanted, device)

@@ -1,0 +1,234 @@
+"""The pictures of requests: which are wanted of the front, which the vision tower runs on next, whose
+features are kept, and how far a prompt can run with those there are.
+
+Pure. It knows digests, places and sizes, and no pixel. Features are shared by all requests and given up
+when room is short, those that nobody is about to need first; what was given up is asked for again.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from millrace.cache.residency import Operations
+from millrace.engine.books import Job
+from millrace.engine.turn import DropPictures, EncodePicture, PictureResult
+from millrace.protocol import PictureCounts, PicturesWanted, Span, Submit
+
+AHEAD = 4
+"""Pictures whose pixels may be on their way or wait to be encoded."""
+_OUTSIDE = 1 << 62
+"""Above every vocabulary."""
+
+
+def keys_of(request: Submit) -> list[int]:
+    """The prompt as the prefix cache knows it: a picture's tokens are what it shows, not placeholders."""
+    if not request.media:
+        return request.prompt
+    keys = list(request.prompt)
+    for span in request.media:
+        keys[span.start : span.start + span.length] = _keys(span)
+    return keys
+
+
+def _keys(span: Span) -> Iterator[int]:
+    name = f"{span.digest}\0{span.length}\0{span.grid}"
+    bits = hashlib.shake_256(name.encode()).digest(8 * span.length)
+    return (_OUTSIDE | number >> 2 for number in struct.unpack(f"<{span.length}Q", bits))
+
+
+class _State(enum.Enum):
+    ASKED = enum.auto()
+    HERE = enum.auto()
+    """Its pixels are."""
+    ENCODED = enum.auto()
+
+
+@dataclass
+class _Known:
+    state: _State
+    request: int
+    """Through which it was asked for."""
+    nbytes: int = 0
+    used: int = 0
+
+
+class Pictures:
+    def __init__(self, room: int) -> None:
+        """`room` is how many bytes all features may take that nobody is about to need."""
+        self._room = room
+        self._known: dict[str, _Known] = {}
+        self._turn = 0
+        self._under_way: str | None = None
+        self._counts = PictureCounts()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(each.nbytes for each in self._known.values())
+
+    @property
+    def waits(self) -> bool:
+        """Whether a picture has come that the vision tower has not run on."""
+        return any(each.state is _State.HERE for each in self._known.values())
+
+    def counts(self) -> PictureCounts | None:
+        """What has happened since the last call; None if nothing has."""
+        told, self._counts = self._counts, PictureCounts()
+        if told == PictureCounts():
+            return None
+        told.nbytes = self.nbytes
+        return told
+
+    # What is heard
+
+    def arrived(self, digest: str, out: Operations) -> None:
+        known = self._known.get(digest)
+        if known is not None and known.state is _State.ASKED:
+            known.state = _State.HERE
+        elif known is None:
+            out.append(DropPictures([digest]))
+
+    def ran(self, result: PictureResult) -> None:
+        """Learn what came of the vision tower's run on a picture."""
+        known = self._known.get(result.digest)
+        if result.problem is not None:
+            self._known.pop(result.digest, None)
+            self._under_way = None
+        elif result.done and known is not None:
+            known.state, known.nbytes = _State.ENCODED, result.nbytes
+            self._under_way = None
+            self._counts.encoded += 1
+
+    def begun(self, job: Job) -> None:
+        """A prompt has begun: what is known of its beginning need not be seen."""
+        if not job.demoted and not job.quiet:
+            self._counts.skipped += sum(_end(s) <= job.done for s in job.request.media)
+        self.look(job)
+
+    # What follows
+
+    def look(self, job: Job) -> None:
+        """See how far a prompt can run."""
+        job.sight = len(job.tokens)
+        for span in needed(job):
+            known = self._known.get(span.digest)
+            if known is None or known.state is not _State.ENCODED:
+                job.sight = span.start
+                job.missed.add(span.digest)
+                break
+            known.used = self._turn
+            if span.digest not in job.missed:
+                self._counts.found += 1
+                job.missed.add(span.digest)
+        first = next(iter(needed(job)), None)
+        if job.begun:
+            job.blind = job.sight <= job.done
+        else:
+            # It takes no memory before it can use it.
+            job.blind = first is not None and job.sight <= first.start
+
+    def plan(self, jobs: Sequence[Job], out: Operations) -> list[PicturesWanted]:
+        """What to ask the front for, so that these prompts, in their order, can run; nothing that was
+        asked for is kept when nobody needs it any more."""
+        if not jobs and not self._known:
+            return []
+        self._turn += 1
+        for job in jobs:
+            self.look(job)
+        wanted = [(job.request.id, s.digest) for job in jobs for s in needed(job)]
+        self._tidy({digest for _, digest in wanted}, {id for id, _ in wanted}, out)
+        self._evict(jobs, out)
+        asked: dict[int, list[str]] = {}
+        busy = sum(each.state is not _State.ENCODED for each in self._known.values())
+        for id, digest in self._next(jobs):
+            if busy >= AHEAD:
+                break
+            if digest not in self._known:
+                self._known[digest] = _Known(_State.ASKED, id, used=self._turn)
+                asked.setdefault(id, []).append(digest)
+                busy += 1
+        return [PicturesWanted(id, digests) for id, digests in asked.items()]
+
+    def encode(self, jobs: Sequence[Job], parts: int) -> EncodePicture | None:
+        """The picture that comes next, and how much of the vision tower to run on it; 0 is all."""
+        for job in jobs:
+            for span in needed(job):
+                known = self._known.get(span.digest)
+                if known is None or known.state is not _State.HERE:
+                    continue
+                if self._under_way not in (None, span.digest):
+                    continue
+                if self.nbytes > self._room and not job.blind:
+                    continue  # it has more before it than it may keep
+                self._under_way = span.digest
+                tokens = job.request.prompt[span.start : _end(span)]
+                users = [
+                    j.request.id for j in jobs if any(s.digest == span.digest for s in needed(j))
+                ]
+                return EncodePicture(span.digest, tokens, sorted(set(users)), parts)
+        return None
+
+    def _next(self, jobs: Sequence[Job]) -> Iterator[tuple[int, str]]:
+        """Pictures to ask for, most urgent first: each prompt's first that is missing, as far as there
+        is room for what is waited for, then the following ones of the first prompt."""
+        held = 0
+        for n, job in enumerate(jobs):
+            missing = [s.digest for s in needed(job) if not self._encoded(s.digest)]
+            held += sum(
+                self._known[s.digest].nbytes for s in needed(job) if self._encoded(s.digest)
+            )
+            if n and held > self._room:
+                return
+            yield from ((job.request.id, d) for d in (missing if not n else missing[:1]))
+
+    def _encoded(self, digest: str) -> bool:
+        known = self._known.get(digest)
+        return known is not None and known.state is _State.ENCODED
+
+    def _tidy(self, wanted: set[str], requests: set[int], out: Operations) -> None:
+        """Forget what was asked for and is not needed, and ask again through those that are there."""
+        gone = [
+            digest
+            for digest, known in self._known.items()
+            if known.state is not _State.ENCODED
+            and (
+                digest not in wanted
+                or (known.state is _State.ASKED and known.request not in requests)
+            )
+        ]
+        for digest in gone:
+            del self._known[digest]
+            if self._under_way == digest:
+                self._under_way = None
+        if gone:
+            out.append(DropPictures(gone))
+
+    def _evict(self, jobs: Iterable[Job], out: Operations) -> None:
+        over = self.nbytes - self._room
+        if over <= 0:
+            return
+        kept = {s.digest for job in jobs for s in needed(job) if s.start < job.sight}
+        gone: list[str] = []
+        for digest, known in sorted(self._known.items(), key=lambda item: item[1].used):
+            if over <= 0:
+                break
+            if known.state is _State.ENCODED and digest not in kept:
+                over -= known.nbytes
+                gone.append(digest)
+        for digest in gone:
+            del self._known[digest]
+        if gone:
+            out.append(DropPictures(gone))
+
+
+def needed(job: Job) -> Iterator[Span]:
+    """The pictures that a prompt has not been run beyond, as far as is known."""
+    place = job.done or job.known
+    return (s for s in job.request.media if _end(s) > place)
+
+
+def _end(span: Span) -> int:
+    return span.start + span.length

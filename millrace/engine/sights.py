@@ -1,0 +1,123 @@
+"""What pictures become on the device: their pixels until they are encoded, their features after that, and
+what a chunk of a prompt is run with.
+
+It is told what to encode and what to let go of, and decides nothing. What it holds of a picture it knows
+by the picture's digest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from millrace.engine.turn import EncodePicture, PictureResult
+from millrace.models.vision.positions import Placement, placed
+from millrace.protocol import Picture, Span, Submit, Tensor
+
+
+@dataclass(frozen=True)
+class View:
+    """Where a prompt's pictures are, and where its tokens stand."""
+
+    spans: Sequence[Span]
+    placement: Placement | None
+
+    @property
+    def delta(self) -> int:
+        """What the positions of tokens after the prompt differ by from their places."""
+        return self.placement.delta if self.placement is not None else 0
+
+
+class Sights:
+    def __init__(self, model: Any) -> None:
+        """`model` is the engine's, whether it takes pictures or not."""
+        self._model = model if getattr(model, "sees", False) else None
+        self._pixels: dict[str, Mapping[str, Tensor]] = {}
+        self._features: dict[str, Any] = {}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(features.nbytes for features in self._features.values())
+
+    def check(self, request: Submit) -> None:
+        """Raise ValueError where a request's pictures cannot be what they are said to be."""
+        if not request.media:
+            return
+        if self._model is None:
+            raise ValueError("The model takes text only: it was given a picture.")
+        done = 0
+        for span in request.media:
+            if span.start < done or span.length < 1:
+                raise ValueError("A request's pictures overlap, or are not in order.")
+            done = span.start + span.length
+        if done > len(request.prompt) - 1:
+            raise ValueError("A picture reaches beyond what its prompt has before its last token.")
+        self.view(request, len(request.prompt))
+
+    def arrived(self, picture: Picture) -> None:
+        if picture.digest not in self._features and self._model is not None:
+            self._pixels[picture.digest] = picture.tensors
+
+    def drop(self, digests: Sequence[str]) -> None:
+        for digest in digests:
+            self._pixels.pop(digest, None)
+            self._features.pop(digest, None)
+
+    def encode(self, operation: EncodePicture) -> PictureResult:
+        """Run the vision tower on a picture whose pixels are here."""
+        digest = operation.digest
+        begin = time.perf_counter()
+        result = PictureResult(digest, operation.requests)
+        try:
+            tensors = {name: _array(t) for name, t in self._pixels.pop(digest).items()}
+            assert self._model is not None
+            features = self._model.encode(operation.tokens, tensors)
+            mx.eval(features.arrays)
+            if features.length != len(operation.tokens):
+                raise ValueError(
+                    f"it has {features.length} features and {len(operation.tokens)} tokens"
+                )
+            self._features[digest] = features
+            result.done, result.nbytes = True, features.nbytes
+        except Exception as error:  # whatever a vision tower raises is those requests' own
+            self.drop([digest])
+            result.problem = str(error) or repr(error)
+        result.seconds = time.perf_counter() - begin
+        return result
+
+    def view(self, request: Submit, length: int) -> View | None:
+        """Of a prompt of so many tokens, what was generated before included."""
+        if not request.media or self._model is None:
+            return None
+        placement = None
+        if self._model.family.grids:
+            placement = placed(length, request.media, self._model.merge)
+        return View(request.media, placement)
+
+    def chunk(self, view: View, begin: int, end: int, length: int) -> Any:
+        """What the tokens begin … end-1 of a prompt are run with, padded to `length`."""
+        from millrace.models.vision.model import Piece, Sight
+
+        pieces = []
+        for span in view.spans:
+            first, last = max(begin, span.start), min(end, span.start + span.length)
+            if first < last:
+                features = self._features[span.digest]
+                pieces.append(Piece(first - begin, features, first - span.start, last - span.start))
+        positions = None
+        if view.placement is not None:
+            padded = np.zeros((3, 1, length), np.int32)
+            padded[:, 0, : end - begin] = view.placement.at[:, begin:end]
+            positions = mx.array(padded)
+        return Sight(pieces, positions)
+
+
+def _array(tensor: Tensor) -> mx.array:
+    kind = np.dtype(tensor.dtype).newbyteorder("<")
+    flat = np.frombuffer(tensor.data, kind)
+    return mx.array(flat.reshape(tensor.shape).astype(kind.newbyteorder("="), copy=False))

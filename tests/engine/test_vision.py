@@ -1,0 +1,192 @@
+"""Each proven family: batched equals alone equals mlx-vlm's own generate, token for token, whatever comes
+and goes beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+import vision_models
+from engine.harness import Bench
+from vision_models import Reader, Told, picture
+
+from millrace.engine.cpu_pipeline import CpuPipeline
+from millrace.models.vision.families import FAMILIES, vision_in
+from millrace.models.vision.load import load_vision
+from millrace.protocol import Choice, FromEngine, PicturesWanted, Sampling, Step, Submit
+
+GREEDY = Sampling(temperature=0.0)
+COUNT = 6
+ONE, THREE, EARLIER, PLAIN = range(4)
+"""Prompts, by what is in them."""
+
+
+class Eyes(Bench):
+    """An engine whose wishes for pictures are granted."""
+
+    def __init__(self, model: Any, album: dict[str, Any], **more: Any) -> None:
+        self.album = album
+        self.wanted: list[str] = []
+        self.encoded = self.found_features = self.skipped = 0
+        super().__init__(model, **more)
+
+    def _deliver(self, message: FromEngine) -> None:
+        if isinstance(message, PicturesWanted):
+            self.wanted += message.digests
+            for digest in message.digests:
+                self.transport.put(self.album[digest])
+        elif isinstance(message, Step) and message.pictures is not None:
+            self.encoded += message.pictures.encoded
+            self.found_features += message.pictures.found
+            self.skipped += message.pictures.skipped
+        super()._deliver(message)
+
+
+class World:
+    """A family's model, its processor, and what mlx-vlm makes of some prompts."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        vision_models.write(kind, folder)
+        family = vision_in(folder)
+        assert family is not None
+        self.model, _ = load_vision(folder, family)
+        self.reader = Reader(kind, folder)
+        first, second, third = picture(60, 90, 1), picture(120, 40, 2), picture(56, 56, 3)
+        self.told = [
+            self.reader.read("a picture {} of", first),
+            self.reader.read("{} and {}, then {} or", first, second, third),
+            self.reader.read("look: {} I see. What else is there to be seen, and why", second),
+            self.reader.read("no picture at all"),
+        ]
+        self.album = {d: p for told in self.told for d, p in told.pictures.items()}
+        self.expected = [self.oracle(told) for told in self.told]
+
+    def oracle(self, told: Told, count: int = COUNT) -> list[int]:
+        from mlx_vlm.generate import generate_step
+
+        tower = self.model.inner.language_model
+        for state in ("_rope_deltas", "_position_ids"):  # which it keeps from the request before
+            if hasattr(tower, state):
+                setattr(tower, state, None)
+        ids = mx.array([told.prompt])
+        rest = dict(told.together)
+        pixels = rest.pop("pixel_values", None)
+        steps = generate_step(
+            ids,
+            self.model.inner,
+            pixels,
+            mx.ones_like(ids),
+            max_tokens=count,
+            temperature=0.0,
+            **rest,
+        )
+        return [int(token) for token, _ in steps][:count]
+
+    def bench(self, **more: Any) -> Eyes:
+        return Eyes(self.model, self.album, **more)
+
+    def ask(self, which: int, id: int | None = None, count: int = COUNT, **more: Any) -> Submit:
+        told = self.told[which]
+        more.setdefault("choices", [Choice(0, 0)])
+        id = which if id is None else id
+        return Submit(id, told.prompt, max_tokens=count, sampling=GREEDY, media=told.spans, **more)
+
+
+@pytest.fixture(scope="module", params=[family.model_type for family in FAMILIES])
+def world(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[World]:
+    yield World(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.mark.parametrize("which", [PLAIN, ONE, EARLIER, THREE])
+def test_alone_it_equals_mlx_vlm(world: World, which: int) -> None:
+    bench = world.bench()
+    assert bench.run([world.ask(which)])[which, 0] == world.expected[which], bench.failed
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"prefill_chunk": 7, "max_running": 3},
+        {"pipelined": True, "recurring": True, "max_running": 8},
+        {"forward": CpuPipeline(2).forward},
+        {"speculate": 3},
+        {"cache": 1 << 30, "prefill_chunk": 5},
+    ],
+    ids=["chunks", "pipelined", "lanes", "guesses", "cache"],
+)
+def test_rows_of_both_kinds_that_come_and_go_equal_those_alone(
+    world: World, how: dict[str, Any]
+) -> None:
+    bench = world.bench(**how)
+    order = [PLAIN, THREE, ONE, EARLIER, ONE, PLAIN, THREE]
+    for id, which in enumerate(order):
+        bench.put(world.ask(which, id, count=COUNT - id % 3), turns=2)
+    bench.drain()
+    for id, which in enumerate(order):
+        assert bench.generated[id, 0] == world.expected[which][: COUNT - id % 3], (id, bench.failed)
+    assert bench.encoded == 3
+
+
+def test_what_the_cache_has_is_neither_run_nor_seen_again(world: World) -> None:
+    bench = world.bench(cache=1 << 30)
+    for id, which in enumerate([THREE, THREE, ONE, ONE]):
+        assert bench.run([world.ask(which, id)])[id, 0] == world.expected[which]
+    assert bench.encoded == 3
+    assert (bench.found_features, bench.skipped) == (1, 4)
+    for id in (1, 3):
+        assert bench.found[id].cached == bench.found[id].total - 1
+
+
+def test_the_same_text_with_another_picture_is_another_prompt(world: World) -> None:
+    bench = world.bench(cache=1 << 30)
+    seen: list[list[float]] = []
+    for id, image in enumerate([picture(56, 56, 5), picture(56, 56, 6), picture(56, 56, 5)]):
+        told = world.reader.read("a picture {} of", image)
+        bench.album |= told.pictures
+        request = Submit(id, told.prompt, [Choice(0, 0)], 3, GREEDY, media=told.spans, logprobs=0)
+        assert bench.run([request])[id, 0] == world.oracle(told, 3)
+        seen.append([each.logprob for each in bench.logprobs[id, 0]])
+    assert bench.found[1].cached <= told.spans[0].start
+    assert bench.found[2].cached == len(told.prompt) - 1
+    assert seen[0] != seen[1] and seen[0] == pytest.approx(seen[2], abs=1e-4)
+
+
+def test_a_conversation_about_one_picture_sees_it_once_and_runs_only_what_is_new(
+    world: World,
+) -> None:
+    bench = world.bench(cache=1 << 30)
+    text = "look {} at this"
+    for turn in range(10):
+        told = world.reader.read(text, picture(90, 60, 7))
+        bench.album |= told.pictures
+        request = Submit(turn, told.prompt, [Choice(0, 0)], 2, GREEDY, media=told.spans)
+        before = bench.run([request])[turn, 0]
+        assert before == world.oracle(told, 2)
+        if turn:
+            new = len(f" and {turn}")
+            assert bench.found[turn].cached >= len(told.prompt) - new - 1
+        text += f" and {turn}"
+    assert (bench.encoded, bench.skipped) == (1, 9)
+
+
+def test_resumed_equals_undisturbed(world: World) -> None:
+    bench = world.bench()
+    for id, which in enumerate([ONE, THREE, PLAIN]):
+        made = world.expected[which][:3]
+        bench.put(world.ask(which, id, choices=[Choice(0, 0, made)]))
+    bench.turn()
+    bench.drain()
+    for id, which in enumerate([ONE, THREE, PLAIN]):
+        assert bench.generated[id, 0] == world.expected[which][3:]
+
+
+def test_choices_share_one_prompt(world: World) -> None:
+    bench = world.bench()
+    bench.run([world.ask(THREE, 1, choices=[Choice(i, i) for i in range(3)])])
+    assert [bench.generated[1, i] for i in range(3)] == [world.expected[THREE]] * 3
+    assert bench.encoded == 3
