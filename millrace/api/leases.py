@@ -49,6 +49,13 @@ async def leased(
     return lease.model.adapted(adapter[1]) if adapter else lease.model
 
 
+def all_loaded(http: HttpRequest) -> list[ServedModel]:
+    """The models whose engines were started, which stay until the response is sent."""
+    leases = context_of(http).registry.hold_loaded()
+    http.scope["state"]["leases"].extend(leases)
+    return [lease.model for lease in leases]
+
+
 def spellings(http: HttpRequest, name: str | None) -> tuple[str | None, ...]:
     if name is not None and http.url.path.startswith("/api/") and name.endswith(LATEST):
         return name, name.removesuffix(LATEST)

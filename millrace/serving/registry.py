@@ -78,10 +78,10 @@ class Registry:
         """The models that requests may be running on."""
         return [model for i in self._residents.all if (model := i.model) is not None]
 
-    def loaded(self) -> list[ServedModel]:
-        """Those whose engines were started."""
+    def hold_loaded(self) -> list[Lease]:
+        """Claims on all whose engines were started; each must be released. To look is not to use."""
         started = [i for i in self._residents.all if i.phase in ("loading", "loaded")]
-        return [model for i in started if (model := i.model) is not None]
+        return [Lease(i, self._residents.wake, uses=False) for i in started if i.model is not None]
 
     def instances(self) -> list[Instance]:
         return self._residents.all

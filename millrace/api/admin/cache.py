@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from millrace.api.answer import as_json, whole
 from millrace.api.context import context_of
-from millrace.api.leases import leased
+from millrace.api.leases import all_loaded, leased
 from millrace.api.openapi.describe import RUNS, describe
 from millrace.api.prelude import Border, ignored_header
 from millrace.api.running import run
@@ -150,4 +150,4 @@ async def _warmed(
 async def _models(http: HttpRequest) -> list[ServedModel]:
     """The one that is named, else all that are loaded."""
     name = http.query_params.get("model")
-    return [await leased(http, name, loads=False)] if name else context_of(http).registry.loaded()
+    return [await leased(http, name, loads=False)] if name else all_loaded(http)

@@ -12,7 +12,7 @@ from starlette.responses import PlainTextResponse, Response
 from millrace.api.answer import as_json
 from millrace.api.body import convert, read_object
 from millrace.api.context import context_of
-from millrace.api.leases import leased
+from millrace.api.leases import all_loaded, leased
 from millrace.api.openapi.describe import READS, describe
 from millrace.errors import BadRequest, NotFound
 from millrace.models.window import read_config
@@ -103,6 +103,6 @@ async def abort_request(http: HttpRequest) -> Response:
 @router.post("/flush_cache")
 @describe("sglang", "Drop the prefix cache", media="text/plain")
 async def flush_cache(http: HttpRequest) -> Response:
-    reports = [await m.client.cache(clear=True) for m in context_of(http).registry.loaded()]
+    reports = [await m.client.cache(clear=True) for m in all_loaded(http)]
     is_there = any(r.enabled for r in reports)
     return PlainTextResponse("Cache flushed." if is_there else "There is no cache to flush.")
