@@ -378,15 +378,15 @@ class Decider:
         self._prompts.begin(job, self._draft)
 
     def _next_chunk(self) -> None:
-        served = bool(self._running)
-        if self._prompts.picture_first and self._prompts.encode(self._draft, beside=served):
+        rows = len(self._running)
+        if self._prompts.picture_first and self._prompts.encode(self._draft, rows):
             return
         planned = self._scheduler.next_chunk(self._running, self._draft.now)
         if self._running:
             self._reserve(more=0)  # what has been started needs room, too
         if planned is not None:
             self._prompts.run(*planned, self._draft, wait=not self._running)
-        elif self._prompts.encode(self._draft, beside=served):
+        elif self._prompts.encode(self._draft, rows):
             return
         else:
             self._learning.chunk(0, None)

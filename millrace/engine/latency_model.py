@@ -99,6 +99,11 @@ class LatencyModel:
             return None
         return self.step(rows) * bool(rows) + self._cost.of(tokens) * bool(tokens)
 
+    def spare(self, rows: int) -> float:
+        """Seconds by which work beside a step may lengthen it."""
+        step = self.step(rows)
+        return (self._max_stall or GAP_IN_STEPS * (step + self._extra)) - step
+
     def limit(self, running: int, coming: int = 0) -> int:
         """How many prompt tokens may run before the next decode step of the running rows."""
         if not running or not self._steps:

@@ -45,6 +45,10 @@ class Learning:
         if shape is not None:
             self._shapes.add(shape)
 
+    def spare(self, rows: int) -> float:
+        """Seconds that may pass between two steps of so many rows beside what a step takes."""
+        return self._latency.spare(rows)
+
     def picture(self) -> None:
         """A picture was encoded in place of a chunk: what that takes says nothing of chunks."""
         self._chunks.append(0)

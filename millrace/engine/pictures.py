@@ -63,6 +63,8 @@ class Pictures:
         self._known: dict[str, _Known] = {}
         self._turn = 0
         self._under_way: str | None = None
+        self._part_seconds: float | None = None
+        """What a layer of the vision tower takes of the picture under way."""
         self._counts = PictureCounts()
 
     @property
@@ -94,6 +96,9 @@ class Pictures:
     def ran(self, result: PictureResult) -> None:
         """Learn what came of the vision tower's run on a picture."""
         known = self._known.get(result.digest)
+        self._part_seconds = (
+            None if result.done or not result.parts else result.seconds / result.parts
+        )
         if result.problem is not None:
             self._known.pop(result.digest, None)
             self._under_way = None
@@ -152,8 +157,12 @@ class Pictures:
                 busy += 1
         return [PicturesWanted(id, digests) for id, digests in asked.items()]
 
-    def encode(self, jobs: Sequence[Job], parts: int) -> EncodePicture | None:
-        """The picture that comes next, and how much of the vision tower to run on it; 0 is all."""
+    def encode(self, jobs: Sequence[Job], spare: float | None) -> EncodePicture | None:
+        """The picture that comes next, and how much of the vision tower to run on it: all of it, or as
+        many layers as fit into `spare` seconds."""
+        parts = 0
+        if spare is not None:
+            parts = max(1, int(spare / self._part_seconds)) if self._part_seconds else 1
         for job in jobs:
             for span in needed(job):
                 known = self._known.get(span.digest)

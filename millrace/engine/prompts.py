@@ -80,10 +80,11 @@ class Prompts:
         """Whether a picture waits whose turn it is: chunks and pictures take turns."""
         return self._pictures.waits and not self._saw
 
-    def encode(self, draft: Draft, *, beside: bool) -> bool:
-        """Run the vision tower on a picture in place of a chunk, if one waits; in small parts where
-        others run `beside`."""
-        picture = self._pictures.encode(self._scheduler.seeing(), 1 if beside else 0)
+    def encode(self, draft: Draft, running: int) -> bool:
+        """Run the vision tower on a picture in place of a chunk, if one waits; in parts that so many
+        running rows hardly feel."""
+        spare = self._learning.spare(running) if running else None
+        picture = self._pictures.encode(self._scheduler.seeing(), spare)
         if picture is None:
             return False
         self._saw = True

@@ -38,6 +38,7 @@ class Sights:
         """`model` is the engine's, whether it takes pictures or not."""
         self._model = model if getattr(model, "sees", False) else None
         self._pixels: dict[str, Mapping[str, Tensor]] = {}
+        self._under_way: dict[str, Any] = {}
         self._features: dict[str, Any] = {}
 
     @property
@@ -65,30 +66,34 @@ class Sights:
 
     def drop(self, digests: Sequence[str]) -> None:
         for digest in digests:
-            self._pixels.pop(digest, None)
-            self._features.pop(digest, None)
+            for held in (self._pixels, self._under_way, self._features):
+                held.pop(digest, None)
 
     def encode(self, operation: EncodePicture) -> PictureResult:
         """Run the vision tower on a picture whose pixels are here."""
         digest = operation.digest
         begin = time.perf_counter()
-        result = PictureResult(digest, operation.requests)
+        result = PictureResult(digest, operation.requests, parts=operation.parts)
         try:
-            tensors = {name: _array(t) for name, t in self._pixels.pop(digest).items()}
-            assert self._model is not None
-            features = self._model.encode(operation.tokens, tensors)
-            mx.eval(features.arrays)
-            if features.length != len(operation.tokens):
-                raise ValueError(
-                    f"it has {features.length} features and {len(operation.tokens)} tokens"
-                )
-            self._features[digest] = features
-            result.done, result.nbytes = True, features.nbytes
+            if digest not in self._under_way:
+                self._under_way[digest] = self._begun(operation)
+            if self._under_way[digest].run(operation.parts):
+                features = self._under_way.pop(digest).features
+                self._features[digest] = features
+                result.done, result.nbytes = True, features.nbytes
         except Exception as error:  # whatever a vision tower raises is those requests' own
             self.drop([digest])
             result.problem = str(error) or repr(error)
         result.seconds = time.perf_counter() - begin
         return result
+
+    def _begun(self, operation: EncodePicture) -> Any:
+        assert self._model is not None
+        tensors = {name: _array(t) for name, t in self._pixels.pop(operation.digest).items()}
+        encoding = self._model.encode(operation.tokens, tensors)
+        if (length := encoding.features.length) != len(operation.tokens):
+            raise ValueError(f"it has {length} features and {len(operation.tokens)} tokens")
+        return encoding
 
     def view(self, request: Submit, length: int) -> View | None:
         """Of a prompt of so many tokens, what was generated before included."""

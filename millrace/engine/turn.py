@@ -192,6 +192,8 @@ class PictureResult(msgspec.Struct):
     done: bool = False
     nbytes: int = 0
     """Of its features."""
+    parts: int = 0
+    """Layers that were run; 0 for all."""
     seconds: float = 0.0
     problem: str | None = None
 

@@ -13,7 +13,7 @@ from millrace.cache.index import PrefixIndex
 from millrace.cache.state import measured_sizes
 from millrace.cache.store import SegmentStore
 from millrace.config import EngineConfig
-from millrace.engine.assembly import assemble
+from millrace.engine.assembly import NO_LIMIT, assemble
 from millrace.engine.grammar import Grammars
 from millrace.engine.measure import cost_of
 from millrace.engine.memory import Budget, StateCost
@@ -54,6 +54,7 @@ class Bench:
         recurring: bool = False,
         grammars: Grammars | None = None,
         vocabulary: int | None = None,
+        picture_room: int = NO_LIMIT,
         **config: Any,
     ) -> None:
         """`cache` is the prefix cache's memory in bytes; None goes without."""
@@ -97,6 +98,7 @@ class Bench:
             store=self.store,
             journal=self._note,
             vocabulary=vocabulary,
+            picture_room=picture_room,
         )
 
     def _note(self, seen: Seen, turn: Turn) -> None:

@@ -26,6 +26,9 @@ class Family:
     """As its config.json spells it, and mlx-vlm names the module of its classes."""
     grids: bool = False
     """A token is placed by three numbers, which for a picture follow from its grid of patches."""
+    deep: bool = False
+    """Pictures are also seen by the first layers of the text tower, each by what another layer of the
+    vision tower gave."""
     texts: frozenset[str] = frozenset()
     """The kinds of text towers that are proven; all that mlx-vlm has for it, if empty."""
 
@@ -42,7 +45,7 @@ _MISTRAL = frozenset({"mistral"})
 FAMILIES: tuple[Family, ...] = (
     Family("Qwen2-VL", "qwen2_vl", grids=True),
     Family("Qwen2.5-VL", "qwen2_5_vl", grids=True),
-    Family("Qwen3-VL", "qwen3_vl", grids=True),
+    Family("Qwen3-VL", "qwen3_vl", grids=True, deep=True),
     Family("Gemma 3", "gemma3"),
     Family("Gemma 4", "gemma4"),
     Family("Idefics 3", "idefics3"),

@@ -19,6 +19,7 @@ from millrace.errors import ModelError
 from millrace.models.adapters.fitting import Shape
 from millrace.models.adapters.stacks import AdapterStacks
 from millrace.models.vision.families import Family
+from millrace.models.vision.stages import Stages
 
 _OF_PROMPTS = ("pixel_values", "input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 """What processors give beside a picture's own tensors, and the pixels themselves."""
@@ -47,6 +48,25 @@ class Features:
     @property
     def nbytes(self) -> int:
         return sum(int(a.nbytes) for a in self.arrays)
+
+
+@dataclass
+class Encoding:
+    """A picture on its way through the vision tower."""
+
+    features: Features
+    stages: list[mx.array]
+    """What the tower's layers give, in order, as far as it has not been computed."""
+
+    def run(self, parts: int) -> bool:
+        """Compute so many layers more, or all that is left if 0; says whether that was all."""
+        if parts and parts < len(self.stages):
+            mx.eval(self.stages[parts - 1])
+            del self.stages[:parts]
+            return False
+        mx.eval(self.features.arrays)
+        self.stages.clear()
+        return True
 
 
 @dataclass(frozen=True)
@@ -87,6 +107,7 @@ class VisionLanguageModel(nn.Module):  # type: ignore[misc]
         self.merge = merge
         """Patches of a grid's side that become one token."""
         self.adapters = TextAdapters(inner)
+        self._stages = Stages(inner)
 
     @property
     def layers(self) -> Any:
@@ -121,11 +142,22 @@ class VisionLanguageModel(nn.Module):  # type: ignore[misc]
             return tower.model.embed_tokens.as_linear(hidden)
         return tower.lm_head(hidden)
 
-    def encode(self, tokens: Sequence[int], tensors: Mapping[str, mx.array]) -> Features:
-        """What one picture becomes; the arrays are not evaluated yet.
+    def encode(self, tokens: Sequence[int], tensors: Mapping[str, mx.array]) -> Encoding:
+        """What one picture becomes, laid out and not computed.
 
         `tokens` are those from its first placeholder to its last.
         """
+        self._stages.take()
+        features = self._laid_out(tokens, tensors)
+        return Encoding(features, self._stages.take())
+
+    def _laid_out(self, tokens: Sequence[int], tensors: Mapping[str, mx.array]) -> Features:
+        if self.family.deep:
+            # Its own way of putting features in their places computes them at once.
+            tower = self.inner.vision_tower
+            pixels = tensors["pixel_values"].astype(tower.patch_embed.proj.weight.dtype)
+            seen, deep = tower(pixels, tensors["image_grid_thw"])
+            return Features(seen, tuple(deep))
         ids = mx.array([tokens], mx.int32)
         rest = {name: tensor for name, tensor in tensors.items() if name not in _OF_PROMPTS}
         found = self.inner.get_input_embeddings(
@@ -133,12 +165,9 @@ class VisionLanguageModel(nn.Module):  # type: ignore[misc]
         )
         if found.cross_attention_states is not None:
             raise ValueError("Pictures that are seen through cross-attention are not supported.")
-        deep = found.deepstack_visual_embeds
         per_layer = found.per_layer_inputs
         return Features(
-            found.inputs_embeds[0],
-            tuple(deep) if deep is not None else (),
-            per_layer[0] if per_layer is not None else None,
+            found.inputs_embeds[0], per_layer=per_layer[0] if per_layer is not None else None
         )
 
     def _positions(
