@@ -92,6 +92,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Those that the front has it load before it takes requests for them."""
     adapter_memory: int | None = None
     """Bytes for adapters; None takes a tenth of what there is for state."""
+    picture_memory: int | None = None
+    """Bytes for the features of pictures; None takes a twentieth of what there is for state."""
     trust_remote_code: bool = False
     tool_format: str | None = None
     """The family of tool calls; None detects it."""

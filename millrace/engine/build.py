@@ -16,6 +16,7 @@ from millrace.engine.transport import Transport
 from millrace.flight import FlightRecorder
 from millrace.models import blas, device
 from millrace.models.encoders import encoder_in
+from millrace.models.vision.families import picture_room
 from millrace.protocol import Loading, Ready
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ _LEAST_CACHE = 64 << 20
 _NOTED = 0.05
 """The part of a model's layers after which its loading is told of again."""
 _LEAST_ADAPTERS = 64 << 20
-_LEAST_PICTURES, _MOST_PICTURES = 64 << 20, 1 << 30
-"""For the features of pictures: a twentieth of the memory for state, within these."""
 CACHE_SHARE = 0.3
 """The part of the memory for state that the prefix cache takes, where nobody says."""
 CPU_CHUNK, GPU_CHUNK = 512, 2048
@@ -90,7 +89,9 @@ def build(
     spare = int(0.8 * (loaded.memory - loaded.weight_bytes))
     cached = config.cache_memory or max(_LEAST_CACHE, int(CACHE_SHARE * spare))
     rest = spare - cached if config.cache else spare
-    pictures = min(_MOST_PICTURES, max(_LEAST_PICTURES, spare // 20)) if loaded.sees else 0
+    pictures = 0
+    if loaded.sees:
+        pictures = config.picture_memory or picture_room(spare)
     rest -= pictures
     forward = whole
     if on_cpu and not loaded.native and 1 < blas.threads() <= MOST_LANES:

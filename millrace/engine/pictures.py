@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import struct
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -19,9 +20,23 @@ from millrace.engine.turn import DropPictures, EncodePicture, PictureResult
 from millrace.protocol import PictureCounts, PicturesWanted, Span, Submit
 
 AHEAD = 4
-"""Pictures whose pixels may be on their way or wait to be encoded."""
+"""Pictures of one request whose pixels may be on their way or wait to be encoded."""
+MOST_AHEAD = 8
+"""The same for all requests together."""
 _OUTSIDE = 1 << 62
 """Above every vocabulary."""
+
+
+def misplaced(request: Submit) -> str | None:
+    """Why a request's pictures cannot stand where they are said to."""
+    done = 0
+    for span in request.media:
+        if span.start < done or span.length < 1:
+            return "A request's pictures overlap, or are not in order."
+        done = span.start + span.length
+    if request.media and done > len(request.prompt) - 1:
+        return "A picture reaches beyond what its prompt has before its last token."
+    return None
 
 
 def keys_of(request: Submit) -> list[int]:
@@ -65,6 +80,7 @@ class Pictures:
         self._under_way: str | None = None
         self._part_seconds: float | None = None
         """What a layer of the vision tower takes of the picture under way."""
+        self._forget = False
         self._counts = PictureCounts()
 
     @property
@@ -92,6 +108,10 @@ class Pictures:
             known.state = _State.HERE
         elif known is None:
             out.append(DropPictures([digest]))
+
+    def forget(self) -> None:
+        """Give up all features that nobody needs now."""
+        self._forget = True
 
     def ran(self, result: PictureResult) -> None:
         """Learn what came of the vision tower's run on a picture."""
@@ -147,14 +167,14 @@ class Pictures:
         self._tidy({digest for _, digest in wanted}, {id for id, _ in wanted}, out)
         self._evict(jobs, out)
         asked: dict[int, list[str]] = {}
-        busy = sum(each.state is not _State.ENCODED for each in self._known.values())
+        ahead = Counter(k.request for k in self._known.values() if k.state is not _State.ENCODED)
         for id, digest in self._next(jobs):
-            if busy >= AHEAD:
+            if ahead.total() >= MOST_AHEAD:
                 break
-            if digest not in self._known:
+            if digest not in self._known and ahead[id] < AHEAD:
                 self._known[digest] = _Known(_State.ASKED, id, used=self._turn)
                 asked.setdefault(id, []).append(digest)
-                busy += 1
+                ahead[id] += 1
         return [PicturesWanted(id, digests) for id, digests in asked.items()]
 
     def encode(self, jobs: Sequence[Job], spare: float | None) -> EncodePicture | None:
@@ -216,7 +236,8 @@ class Pictures:
             out.append(DropPictures(gone))
 
     def _evict(self, jobs: Iterable[Job], out: Operations) -> None:
-        over = self.nbytes - self._room
+        over = self.nbytes - (0 if self._forget else self._room)
+        self._forget = False
         if over <= 0:
             return
         kept = {s.digest for job in jobs for s in needed(job) if s.start < job.sight}

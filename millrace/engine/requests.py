@@ -13,7 +13,7 @@ from millrace.cache.residency import Operations
 from millrace.engine.books import Job, Phase, Seat, grouped
 from millrace.engine.cache_use import CacheUse
 from millrace.engine.memory import Budget
-from millrace.engine.pictures import Pictures, keys_of
+from millrace.engine.pictures import Pictures, keys_of, misplaced
 from millrace.engine.scheduler import Scheduler
 from millrace.engine.turn import Admit, Forget, PlaceAdapter, Release, RemoveAdapter, Turn
 from millrace.protocol import (
@@ -71,6 +71,7 @@ class Requests:
             case UnloadAdapter(slot=slot):
                 draft.out.append(RemoveAdapter(slot))
             case CacheQuery(clear=True):
+                self._pictures.forget()
                 if self._cache is not None:
                     self._cache.index.clear(draft.out)
 
@@ -107,6 +108,9 @@ class Requests:
         self._queue([seat], [*seat.keys, *seat.tokens], draft)
 
     def _admit(self, request: Submit, draft: Draft) -> None:
+        if (problem := misplaced(request)) is not None:
+            draft.turn.refused.append(Failed("invalid_request", problem, request.id))
+            return
         longest = max(len(c.generated) for c in request.choices) + len(request.prompt)
         if (needed := self._budget.row(longest + 1)) > self._budget.limit:
             text = (

@@ -51,13 +51,6 @@ class Sights:
             return
         if self._model is None:
             raise ValueError("The model takes text only: it was given a picture.")
-        done = 0
-        for span in request.media:
-            if span.start < done or span.length < 1:
-                raise ValueError("A request's pictures overlap, or are not in order.")
-            done = span.start + span.length
-        if done > len(request.prompt) - 1:
-            raise ValueError("A picture reaches beyond what its prompt has before its last token.")
         self.view(request, len(request.prompt))
 
     def arrived(self, picture: Picture) -> None:

@@ -16,6 +16,7 @@ from millrace.config import Weights
 from millrace.models import blas, store
 from millrace.models.device import host_memory
 from millrace.models.files import read_json
+from millrace.models.vision.families import sees
 
 MIB = 1 << 20
 _SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1}
@@ -24,6 +25,8 @@ _OWN_KERNELS = frozenset({"llama", "qwen2", "qwen3", "gemma3_text"})
 """Kinds of models that kernels of our own run on a CPU with the weights as they are."""
 _CPU_PROCESS, _GPU_PROCESS = 320 * MIB, 1024 * MIB
 """What an engine takes beside weights and state: the program, buffers of a step, compiled kernels."""
+_SEEING_PROCESS = 256 * MIB
+"""And beside that for pictures: mlx-vlm, pixels that wait, what a layer of a vision tower needs."""
 _MOST_LEAST_KV, _FEWEST_LEAST_KV = 256 * MIB, 4 * MIB
 _FREED_SHARE = 10
 """Freed buffers may take this part of weights and state on a CPU."""
@@ -48,7 +51,7 @@ def footprint(folder: Path, weights: Weights = "auto", *, encodes: bool = False)
     on_cpu = backend not in ("metal", "cuda")
     return Footprint(
         weights=_weights(folder, text, weights, on_cpu, encodes),
-        process=_CPU_PROCESS if on_cpu else _GPU_PROCESS,
+        process=(_CPU_PROCESS if on_cpu else _GPU_PROCESS) + _SEEING_PROCESS * sees(config),
         least_kv=_least_kv(text),
     )
 
@@ -58,7 +61,7 @@ def _weights(
 ) -> int:
     heads = list(store.tensor_heads(folder))
     if wanted == "auto":
-        own = text.get("model_type") in _OWN_KERNELS and not encodes
+        own = text.get("model_type") in _OWN_KERNELS and not encodes and not sees(text)
         wanted = "f32" if on_cpu and not own else "keep"
     if wanted == "keep":
         compact = sum(f.stat().st_size for f in folder.glob("packed*.safetensors"))

@@ -20,6 +20,7 @@ from millrace.config import EngineConfig
 from millrace.errors import ModelError, SetupError
 from millrace.models.encoders import Encoder, encoder_in
 from millrace.models.footprint import footprint
+from millrace.models.vision.families import picture_room, sees
 from millrace.models.window import read_config, window_of
 from millrace.serving.adapters import AdapterLibrary, AdapterList
 from millrace.serving.admission import Admission
@@ -111,6 +112,10 @@ class Opening:
         if room is None and config.adapters:
             room = max(min(_LEAST_ADAPTERS, state // 4), state // 10)
             state -= room
+        pictures = config.picture_memory
+        if pictures is None and sees(read_config(spec.folder)):
+            pictures = picture_room(state)
+            state -= pictures
         cache = config.cache_memory or 0
         if not config.cache:
             cache = 0
@@ -120,7 +125,11 @@ class Opening:
             cache = max(1, min(spare, max(least, int(CACHE_SHARE * state))))
         kv = config.kv_memory or max(1, state - cache)
         return msgspec.structs.replace(
-            config, kv_memory=kv, cache_memory=cache or None, adapter_memory=room
+            config,
+            kv_memory=kv,
+            cache_memory=cache or None,
+            adapter_memory=room,
+            picture_memory=pictures,
         )
 
     def client(self, spec: ModelSpec, config: Callable[[], EngineConfig]) -> EngineClient:

@@ -230,6 +230,7 @@ class Residents:
         config = self._opener.told(instance.spec, None if unknown else start.state)
         assert instance.need is not None
         state = (config.kv_memory or 0) + (config.cache_memory or 0 if config.cache else 0)
+        state += config.picture_memory or 0
         instance.engine = config
         instance.reserved = instance.need.fixed + (instance.need.least if unknown else state)
         instance.phase = "loading"

@@ -16,7 +16,17 @@ from tiny import build
 from millrace.cache.disk import DiskTier
 from millrace.engine.pictures import keys_of
 from millrace.engine.turn import Chunk, EncodePicture, Forward, decoder
-from millrace.protocol import Abort, Choice, Picture, Span, Submit, Tensor, encoder, to_engine
+from millrace.protocol import (
+    Abort,
+    CacheQuery,
+    Choice,
+    Picture,
+    Span,
+    Submit,
+    Tensor,
+    encoder,
+    to_engine,
+)
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +74,15 @@ def test_no_more_is_kept_than_there_is_room_for(world: World) -> None:
     assert bench.encoded == len(bench.wanted) >= 3
     bench.run([world.ask(PLAIN, 9)])
     assert not bench.held
+
+
+def test_clearing_the_cache_clears_features_too(world: World) -> None:
+    bench = world.bench(cache=1 << 26)
+    bench.run([world.ask(THREE)])
+    assert len(bench.held) == 3
+    bench.put(CacheQuery("q", clear=True), turns=1)
+    assert not bench.held
+    assert bench.run([world.ask(ONE)])[ONE, 0] == world.expected[ONE]
 
 
 def test_a_picture_is_asked_for_again_when_who_asked_first_has_gone(world: World) -> None:
@@ -126,6 +145,7 @@ def test_a_broken_picture_fails_its_requests_alone(world: World, how: str) -> No
         [Span(-1, 1, "a", (1, 2, 2))],
         [Span(1 << 40, 1, "a", (1, 2, 2))],
         [Span(9, 1, "a", (1, 2, 2))],
+        [Span(1, 1 << 50, "a", (1, 2, 2))],
         [Span(1, 4, "a")],
         [Span(1, 4, "a", (1, 2, 2))],
     ],

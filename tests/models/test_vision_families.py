@@ -11,7 +11,13 @@ import pytest
 from vision_kinds import KINDS
 
 from millrace.errors import ModelError
-from millrace.models.vision.families import FAMILIES, family_of, image_token, vision_in
+from millrace.models.vision.families import (
+    FAMILIES,
+    family_of,
+    image_token,
+    picture_room,
+    vision_in,
+)
 from millrace.models.vision.positions import placed
 from millrace.protocol import Span
 
@@ -65,3 +71,14 @@ def test_a_picture_moves_what_follows_by_its_longer_side() -> None:
 def test_a_grid_that_does_not_fit_its_place_is_refused(grid: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="grid"):
         placed(9, [Span(2, 6, "ab", grid)], 2)
+
+
+def test_pictures_have_a_twentieth_of_the_memory_within_bounds() -> None:
+    gib = 1 << 30
+    assert [picture_room(n) for n in (0, 8, 4 * gib, 10 * gib, 100 * gib)] == [
+        1,
+        1,
+        4 * gib // 20,
+        gib // 2,
+        gib,
+    ]

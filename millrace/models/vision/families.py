@@ -59,6 +59,7 @@ FAMILIES: tuple[Family, ...] = (
 """The proven ones; tests/models/test_vision_families.py holds docs/vision-models.md to them."""
 
 _BY_TYPE = {family.model_type: family for family in FAMILIES}
+_LEAST_ROOM, _MOST_ROOM = 64 << 20, 1 << 30
 _IMAGE_TOKEN = ("image_token_id", "image_token_index")
 
 
@@ -111,6 +112,11 @@ def sees(settings: dict[str, Any]) -> bool:
 def image_token(settings: dict[str, Any]) -> int | None:
     """The placeholder of a picture's features, where the configuration names it."""
     return next((t for key in _IMAGE_TOKEN if isinstance(t := settings.get(key), int)), None)
+
+
+def picture_room(state: int) -> int:
+    """Bytes for the features of pictures, of so many for state: a twentieth, within bounds."""
+    return max(1, min(_MOST_ROOM, max(min(_LEAST_ROOM, state // 8), state // 20)))
 
 
 def merge_size(settings: dict[str, Any]) -> int:

@@ -1,4 +1,5 @@
-"""A vision tower in parts: its layers, each of which leaves what it gives where it can be waited for.
+"""A vision tower in parts: its layers and their halves, each of which leaves what it gives where it can be
+waited for.
 
 MLX computes nothing before it is asked to. So a picture's whole way through the tower is laid out at once,
 and then asked for layer by layer, with other work in between.
@@ -27,6 +28,9 @@ class Stages:
         ]
         layers = max(lists, key=len, default=[])
         for place, layer in enumerate(layers):
+            for name, half in list(layer.items()):
+                if _is_layer(half):  # attention, and what follows it
+                    layer[name] = _Stage(half, self._given)
             layers[place] = _Stage(layer, self._given)
 
     def take(self) -> list[mx.array]:
