@@ -108,6 +108,13 @@ class ModelNotFound(NotFound):
         )
 
 
+class NotLoaded(MillraceError):
+    """A call that needs a model, before one was loaded."""
+
+    code = "model_not_loaded"
+    status = 409
+
+
 class RequestTooLarge(MillraceError):
     code = "request_too_large"
     status = 413

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,19 +9,17 @@ from typing import Any
 
 from millrace.config import AdapterConfig, Task, home
 from millrace.errors import SetupError
-
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
-_POWERS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
+from millrace.sizes import bytes_in
 
 
 def bytes_of(option: str, text: str | None) -> int | None:
     """`8G`, `512M`, `1.5 GiB` or plain bytes."""
     if text is None:
         return None
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise SetupError(f"{option} {text} is not a size; write it like 8G or 512M.")
-    return int(float(match[1]) * (1 << _POWERS[match[2].lower()]))
+    try:
+        return bytes_in(text)
+    except ValueError as error:
+        raise SetupError(f"{option} {text} {error}.") from None
 
 
 _MOST_DISK = 16 << 30

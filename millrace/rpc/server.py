@@ -11,9 +11,12 @@ from millrace.errors import SetupError
 
 MOST_BYTES = 50 << 20
 """Of one message, either way: what LocalAI and the gateway send at most."""
-_OPTIONS: tuple[tuple[str, Any], ...] = (
+SIZES: tuple[tuple[str, Any], ...] = (
     ("grpc.max_receive_message_length", MOST_BYTES),
     ("grpc.max_send_message_length", MOST_BYTES),
+)
+_OPTIONS: tuple[tuple[str, Any], ...] = (
+    *SIZES,
     # Gateways ping connections that are idle, and would be sent away for it.
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),

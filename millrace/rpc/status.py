@@ -5,10 +5,11 @@ A handler raises what is wrong; nothing else in the fronts ends a call with a st
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, NoReturn
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from typing import Any, NoReturn, cast
 
 import grpc
 
@@ -74,8 +75,10 @@ def stream(handler: Stream) -> Stream:
     @functools.wraps(handler)
     async def answered(request: Any, context: Any) -> AsyncIterator[Any]:
         try:
-            async for answer in handler(request, context):
-                yield answer
+            made = cast(AsyncGenerator[Any, None], handler(request, context))
+            async with contextlib.aclosing(made) as answers:
+                async for answer in answers:
+                    yield answer
         except MillraceError as error:
             await refuse(context, error)
         except grpc.aio.AbortError:

@@ -1,0 +1,66 @@
+"""The process behind a backend's door: it has the model, and ends when the door is gone.
+
+Started with the address to listen on and its settings as JSON; its standard input is a pipe that
+nobody writes to, whose end is this process's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from millrace import logs
+from millrace.rpc.localai.holder import Holder
+from millrace.rpc.localai.service import Backend
+from millrace.rpc.localai.settings import Settings
+from millrace.rpc.server import listen, make_server
+from millrace.serving.metrics import Metrics
+from millrace.serving.opening import Workplace
+
+_THREADS = 64
+_TURN = 0.001
+"""Seconds that a thread may keep the interpreter's lock while the event loop wants it."""
+
+
+async def serve(settings: Settings) -> None:
+    loop = asyncio.get_running_loop()
+    # Requests are prepared on threads: few wait for workers at a time, and none for those that do.
+    loop.set_default_executor(ThreadPoolExecutor(_THREADS, thread_name_prefix="millrace"))
+    sys.setswitchinterval(_TURN)
+    ended = asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, ended.set)
+    loop.add_signal_handler(signal.SIGINT, lambda: None)  # a terminal's is for the door to act on
+    loop.add_reader(sys.stdin.fileno(), _heard, ended)
+    workplace = Workplace()
+    holder = Holder(settings.engine, workplace, Metrics(), settings.drain)
+    server = make_server()
+    server.add_generic_rpc_handlers((Backend(holder, settings.name).handlers(),))
+    try:
+        listen(server, settings.address)
+        await server.start()
+        await ended.wait()
+    finally:
+        loop.remove_reader(sys.stdin.fileno())
+        await server.stop(0)
+        await holder.stop()
+        workplace.remove()
+
+
+def _heard(ended: asyncio.Event) -> None:
+    if not os.read(sys.stdin.fileno(), 1024):
+        ended.set()
+
+
+def main() -> None:
+    settings = msgspec.json.decode(sys.argv[1], type=Settings)
+    logs.setup(settings.engine.log_level, settings.engine.log_format)
+    asyncio.run(serve(settings))
+
+
+if __name__ == "__main__":
+    main()
