@@ -132,6 +132,8 @@ class Executor:
         self._patience = UNKNOWN if turn.expected is None else PATIENCE + 10 * turn.expected
         for operation in turn.operations:
             self._carry_out(operation)
+        if self._runner.unsettled:
+            self._in_step(self._runner.settle)
         if not self._outcome.rows:
             self._last_read = None
         return self._outcome

@@ -66,6 +66,8 @@ class Runner:
         self._positions = Positions(self.shapes)
         self._batch: list[Any] = []
         self._size = NOTHING
+        self.unsettled = False
+        """The batch's memory is not as large yet as it was told to be."""
         self.row_adapters: list[int] = []
         """The rows' adapters, by slot."""
         self._deltas: list[int] = []
@@ -192,13 +194,19 @@ class Runner:
         return held + sum(int(c.nbytes) for c in self._batch if c is not None)
 
     def reserve(self, size: Rectangle) -> None:
+        """The batch's memory becomes so large with the next use of it, or when that is to be `settled`."""
         if not self._batch:
             self._batch = self._empty_batch()
         self._positions.moved += 1
-        for cache in self._batch:
-            if isinstance(cache, SlotKVCache):
-                cache.resize(size, len(self))
         self._size = size
+        self.unsettled = True
+
+    def settle(self) -> None:
+        if self.unsettled:
+            self.unsettled = False
+            for cache in self._batch:
+                if isinstance(cache, SlotKVCache):
+                    cache.resize(self._size, len(self))
 
     def join(self, job: int, copies: int, length: int, adapter: int = 0, delta: int = 0) -> None:
         """Add so many rows that go on from a prompt's state after `length` tokens, whose positions are
@@ -208,8 +216,12 @@ class Runner:
         self._positions.moved += 1
         if not self._batch:
             self._batch = self._empty_batch()
-        for i, (mine, theirs) in enumerate(zip(self._batch, caches, strict=True)):
+        for i, mine in enumerate(self._batch):
+            # A layer's own state is let go of as soon as the batch has it, and not held until all have.
+            theirs, caches[i] = caches[i], None
             if isinstance(mine, SlotKVCache):
+                if self.unsettled:
+                    mine.resize(self._size, first)
                 mine.join(first, theirs, copies)
                 if self._at_once:
                     mx.eval(mine.state)
@@ -219,6 +231,7 @@ class Runner:
                 self._batch[i] = merged
             else:
                 mine.extend(merged)
+        self.unsettled = False
         self._positions.lens += [length] * copies
         self.row_adapters += [adapter] * copies
         self._deltas += [delta] * copies
@@ -229,6 +242,7 @@ class Runner:
         if not order:
             self.empty()
             return
+        self.settle()
         self._positions.moved += 1
         index = mx.array(order, mx.int32)
         moves = [(source, target, lens[source]) for target, source in enumerate(order)]
@@ -246,7 +260,7 @@ class Runner:
 
     def empty(self) -> None:
         """Let go of the batch and its memory."""
-        self._batch, self._size = [], NOTHING
+        self._batch, self._size, self.unsettled = [], NOTHING, False
         self._positions.lens, self.row_adapters, self._deltas = [], [], []
         self._positions.moved += 1
 
@@ -255,6 +269,7 @@ class Runner:
 
         Of one token each, the state advances with the launch; of several, `advance` says how far.
         """
+        self.settle()
         positions, rows = self._positions, inputs.shape[0]
         positions.begin(inputs.shape[1], self._size.slots if self.trimmable else None)
         if positions.rows > rows:
@@ -274,6 +289,7 @@ class Runner:
 
     def row_state(self, row: int) -> RowState:
         """A row's state, for the prefix cache to keep."""
+        self.settle()
         length = self._positions.lens[row]
         slots = [c.view(row, length) if isinstance(c, SlotKVCache) else None for c in self._batch]
         return RowState(self.layout, slots, self._batch, row)

@@ -39,6 +39,7 @@ def _beside(runner: Runner, work: Callable[[], None]) -> int:
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     work()
+    runner.settle()
     mx.eval([cache.state for cache in runner._batch])
     peak = mx.get_peak_memory()
     return int(peak - max(before, mx.get_active_memory()))
@@ -62,3 +63,18 @@ def test_rows_that_move_into_holes_copy_themselves_only(runner: Runner) -> None:
     moved = _beside(runner, lambda: runner.keep_rows([0, 7, 2, 3, 6, 5]))
     assert moved <= whole // LAYERS // 2
     assert [_keys(runner, row) for row in range(6)] == [kept[i] for i in (0, 7, 2, 3, 6, 5)]
+
+
+def test_a_row_that_joins_is_not_held_twice(runner: Runner) -> None:
+    whole, long = runner.nbytes, 8 * ROW
+    runner.keep_rows([0])
+    runner.begin(8, long)
+    runner.chunk(8, [9] * (ROW - 100), ROW - 100, beside=False, scored=False)
+    runner.wait(8)
+
+    def join() -> None:
+        runner.reserve(Rectangle(2, long))
+        runner.join(8, 1, ROW - 100)
+
+    assert _beside(runner, join) <= 2 * whole // LAYERS
+    assert runner.nbytes == 2 * whole
