@@ -28,7 +28,7 @@ Dtype = Literal["float32", "float16", "bfloat16"]
 MIB = 1024**2
 GIB = 1024**3
 
-_FREED_SHARE = 24
+_FREED_SHARE = 40
 """Freed buffers of a CPU engine may take this part of what it was given."""
 _M_MMAP_THRESHOLD = -3
 _LARGE_BUFFER = MIB // 4

@@ -82,7 +82,7 @@ def test_the_cache_never_takes_most_of_the_budget(kind: device.Kind, budget: int
     assert limit <= 8 * GIB
 
 
-@pytest.mark.parametrize(("given", "limit"), [(480 * MIB, 20 * MIB), (64 * GIB, None)])
+@pytest.mark.parametrize(("given", "limit"), [(480 * MIB, 12 * MIB), (64 * GIB, None)])
 def test_freed_buffers_are_small_beside_what_was_given(
     monkeypatch: pytest.MonkeyPatch, given: int, limit: int | None
 ) -> None:
