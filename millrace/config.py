@@ -160,6 +160,12 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The web sites whose pages may talk to this server; `*` is all of them."""
     cache_isolation: Isolation = "none"
     """Whether holders of different keys share cached state."""
+    remote_media: bool = True
+    """Whether pictures are fetched from web addresses."""
+    media_folders: tuple[str, ...] = ()
+    """Where pictures may lie that requests name by file: addresses; without any, nowhere."""
+    max_pictures: int = 64
+    """Pictures of one request."""
     warm: str | None = None
     """A file of prompts that are run at the start, so that their state is there."""
     defaults: dict[str, float] = {}
@@ -176,6 +182,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise SetupError("--max-queue cannot be negative.")
         _positive("--store-days", self.store_days)
         _positive("--max-waiting", self.max_waiting)
+        _positive("--max-pictures", self.max_pictures)
         if self.memory is not None:
             _positive("--memory", self.memory)
         if self.cache_isolation == "key" and not self.api_keys:

@@ -11,6 +11,7 @@ with LLM() as llm:
 from __future__ import annotations
 
 import asyncio
+import io
 import secrets
 import sys
 import threading
@@ -24,13 +25,16 @@ from typing import Any, TypeVar, overload
 
 from millrace.config import AdapterConfig, EngineConfig, Task, Weights
 from millrace.errors import ModelNotFound
+from millrace.media.limits import MediaLimits
 from millrace.protocol import Encoded
 from millrace.serving.encodings import EncodingRun, numbers
 from millrace.serving.fold import fold
 from millrace.serving.inprocess import ThreadConnection
+from millrace.serving.media import MediaDesk
 from millrace.serving.metrics import Metrics
 from millrace.serving.model import Running, ServedModel
 from millrace.serving.opening import open_model
+from millrace.serving.pictures import prepared
 from millrace.serving.request import Request
 from millrace.serving.wishes import Wishes, fill
 from millrace.text.conversation import Conversation, turn_of
@@ -42,6 +46,8 @@ T = TypeVar("T")
 Message = dict[str, Any]
 Prompt = str | list[Message]
 """A text to continue, or a conversation to answer."""
+_LONGEST_PATH = 1024
+"""Characters; longer ones are the picture itself."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +119,7 @@ class LLM:
     def close(self) -> None:
         if self._thread.is_alive():
             self._call(self._model.stop())
+            self._call(self._media.close())
             self._end_loop()
 
     @property
@@ -201,8 +208,15 @@ class LLM:
         async def launch() -> ThreadConnection:
             return ThreadConnection(self._config)
 
+        # Whoever runs a model in a program of his own may show it all his files.
+        self._media = MediaDesk(MediaLimits(folders=("/",), most=sys.maxsize))
         model = await open_model(
-            self._config, launch, Metrics(), idle=3600.0, max_queue=sys.maxsize
+            self._config,
+            launch,
+            Metrics(),
+            idle=3600.0,
+            max_queue=sys.maxsize,
+            media=self._media,
         )
         await model.client.settled()
         return model
@@ -281,7 +295,18 @@ class LLM:
             if (adapter := known.get(name)) is None:
                 raise ModelNotFound(name, [a.name for a in known.all()])
             model = model.adapted(adapter)
-        return model.run(await asyncio.to_thread(self._request, prompt, options))
+        id = secrets.token_hex(8)
+        if isinstance(prompt, str):
+            tokens = await asyncio.to_thread(model.text_prompt, prompt)
+            request = Request(id=id, prompt=tokens)
+        else:
+            messages = prompt
+            request = await prepared(
+                model.pictures,
+                lambda: Conversation([turn_of(_shown(m)) for m in messages]),
+                lambda chat: model.chat(id, chat),
+            )
+        return model.run(self._filled(request, options))
 
     async def _pump(
         self,
@@ -301,14 +326,8 @@ class LLM:
         except Exception as error:
             put(error)
 
-    def _request(self, prompt: Prompt, options: dict[str, Any]) -> Request:
-        options = dict(options)
+    def _filled(self, request: Request, options: dict[str, Any]) -> Request:
         model = self._model
-        id = secrets.token_hex(8)
-        if isinstance(prompt, str):
-            request = Request(id=id, prompt=model.text_prompt(prompt))
-        else:
-            request = model.chat(id, Conversation([turn_of(m) for m in prompt]))
         wishes = {k: options.pop(k) for k in list(options) if k in Wishes.__struct_fields__}
         wishes["logit_bias"] = {str(k): v for k, v in (wishes.get("logit_bias") or {}).items()}
         fill(request, Wishes(**wishes), model)
@@ -328,3 +347,28 @@ class LLM:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+def _shown(message: Message) -> Message:
+    """A message whose pictures are told as requests tell them: a program has files and objects."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": [_picture(part) for part in content]}
+
+
+def _picture(part: Any) -> Any:
+    image = part.get("image") if isinstance(part, dict) else None
+    if isinstance(image, str) and _is_path(image):
+        image = Path(image)
+    if isinstance(image, Path):
+        return {"type": "image", "image": image.expanduser().absolute().as_uri()}
+    if image is not None and hasattr(image, "save"):  # Pillow's, which need not be there
+        file = io.BytesIO()
+        image.save(file, "PNG")
+        return {"type": "image", "image": file.getvalue()}
+    return {**part, "type": "image"} if image is not None else part
+
+
+def _is_path(text: str) -> bool:
+    return len(text) < _LONGEST_PATH and Path(text).expanduser().is_file()

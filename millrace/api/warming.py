@@ -20,8 +20,10 @@ from millrace.api.openai.tools import offer_of
 from millrace.errors import BadRequest, MillraceError
 from millrace.protocol import Sampling
 from millrace.serving.model import Running, ServedModel
+from millrace.serving.pictures import prepared
 from millrace.serving.request import Request
 from millrace.serving.warming import Line, Talk, Warmed
+from millrace.text.conversation import Conversation
 
 log = logging.getLogger("millrace.api")
 
@@ -29,13 +31,18 @@ _LAST = -1000
 """The lowest priority that a request can have."""
 
 
-def request_of(model: ServedModel, item: str | Talk, salt: str = "") -> Request:
-    """A request that leaves the item's state behind. Renders: not for the event loop."""
+async def request_of(model: ServedModel, item: str | Talk, salt: str = "") -> Request:
+    """A request that leaves the item's state behind."""
     id = f"warm-{secrets.token_hex(8)}"
     if isinstance(item, str):
-        request = Request(id=id, prompt=model.text_prompt(item))
+        request = Request(id=id, prompt=await asyncio.to_thread(model.text_prompt, item))
     else:
-        request = _conversation(model, id, item)
+        talk = item
+        request = await prepared(
+            model.pictures,
+            lambda: _conversation(model, talk),
+            lambda chat: _written(model, id, chat),
+        )
     request.sampling = Sampling(temperature=0.0)
     request.max_tokens = 1
     request.ignore_eos = True
@@ -44,11 +51,14 @@ def request_of(model: ServedModel, item: str | Talk, salt: str = "") -> Request:
     return request
 
 
-def _conversation(model: ServedModel, id: str, item: Talk) -> Request:
+def _conversation(model: ServedModel, item: Talk) -> Conversation:
     raw = msgspec.to_builtins(item)
     wire = convert(raw, ChatRequest)
-    chat = conversation_of(raw, wire, offer_of(wire), model.dialect)
-    if any(m.role == "user" for m in wire.messages):
+    return conversation_of(raw, wire, offer_of(wire), model.dialect)
+
+
+def _written(model: ServedModel, id: str, chat: Conversation) -> Request:
+    if any(turn.role == "user" for turn in chat.messages):
         request = model.chat(id, chat)
         request.chat = None
         return request
@@ -72,7 +82,7 @@ async def warm_up(model: ServedModel, lines: Sequence[Line]) -> None:
     run = found = 0
     for number, line in enumerate(lines, 1):
         try:
-            request = await asyncio.to_thread(request_of, model, line.item, line.cache_salt)
+            request = await request_of(model, line.item, line.cache_salt)
             request.endpoint = "--warm"
             done = await finish(model.run(request))
         except BadRequest as error:

@@ -82,12 +82,14 @@ def show(
     from millrace.models import store
     from millrace.models.encoders import encoder_of
     from millrace.models.resolve import resolve
+    from millrace.serving.pictures import takes_pictures
 
     table = profile_of(name)
     profile = table.said if table else {}
     found = resolve(name if table is None else table.model, download=False)
     about = store.describe(found.path)
     tools, reasoning = _formats(found.path)
+    takes = ["text", "image"] if takes_pictures(found.path) else ["text"]
     if as_json:
         fields = {
             "name": name if table else found.name,
@@ -95,6 +97,7 @@ def show(
             "profile": profile,
             "tool_format": tools,
             "reasoning_format": reasoning,
+            "input_modalities": takes,
         }
         _print_json(fields | msgspec.to_builtins(about))
         return
@@ -113,6 +116,7 @@ def show(
         "context": "unknown" if about.context is None else f"{about.context:,} tokens",
         "vocabulary": "unknown" if about.vocabulary is None else f"{about.vocabulary:,} tokens",
         "ends with": ", ".join(map(str, about.eos)) or "unknown",
+        "takes": "text and pictures" if "image" in takes else "text",
         "chat template": "yes" if about.chat_template else "no",
         "tool calls": tools,
         "reasoning": reasoning or "none",

@@ -115,11 +115,11 @@ def _split(model: str) -> tuple[str | None, str | None]:
     return (match[1], match[2]) if match else (None, model)
 
 
-def check_folders(folders: Sequence[str]) -> list[Path]:
+def check_folders(folders: Sequence[str], option: str = "--model-dir") -> list[Path]:
     found = [Path(folder).expanduser() for folder in folders]
     for folder in found:
         if not folder.is_dir():
-            raise SetupError(f"--model-dir {folder} is not a folder.")
+            raise SetupError(f"{option} {folder} is not a folder.")
     return found
 
 

@@ -191,6 +191,20 @@ def serve(
     checkpoint_every: Annotated[
         int, typer.Option(help="Tokens between checkpoints of state that cannot be cut.")
     ] = 1024,
+    remote_media: Annotated[
+        bool,
+        typer.Option(
+            help="Fetch pictures from web addresses that requests name, public ones only; or not."
+        ),
+    ] = True,
+    allow_local_media: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A folder whose pictures requests may name by file: addresses; may be repeated. "
+            "Without any, none may."
+        ),
+    ] = None,
+    max_pictures: Annotated[int, typer.Option(help="The most pictures of one request.")] = 64,
     warm: Annotated[
         str | None,
         typer.Option(
@@ -336,6 +350,11 @@ def serve(
         rate_tokens=rate_tokens,
         cors_origins=tuple(cors_origin or ()),
         cache_isolation=one_of("--cache-isolation", cache_isolation, get_args(Isolation)),
+        remote_media=remote_media,
+        media_folders=tuple(
+            str(f.absolute()) for f in check_folders(allow_local_media or [], "--allow-local-media")
+        ),
+        max_pictures=max_pictures,
         warm=warm,
         defaults={
             name: value

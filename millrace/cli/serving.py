@@ -14,11 +14,13 @@ if TYPE_CHECKING:
 
 async def run(config: ServeConfig, catalogue: Catalogue, first: list[ModelSpec]) -> None:
     from millrace.api.responses.store import open_store
+    from millrace.media.limits import MediaLimits
     from millrace.models.encoders import encoder_in
     from millrace.models.footprint import device_budget
     from millrace.serving.adapters import AdapterLibrary
     from millrace.serving.limits import RateLimits
     from millrace.serving.listening import bind
+    from millrace.serving.media import MediaDesk
     from millrace.serving.metrics import Metrics
     from millrace.serving.opening import Opening, Workplace, check_defaults
     from millrace.serving.registry import Registry
@@ -32,6 +34,11 @@ async def run(config: ServeConfig, catalogue: Catalogue, first: list[ModelSpec])
     listener = bind(config.host, config.port)
     workplace = Workplace()
     store = open_store(config.store, config.store_days)
+    media = MediaDesk(
+        MediaLimits(
+            remote=config.remote_media, folders=config.media_folders, most=config.max_pictures
+        )
+    )
     try:
         metrics = Metrics()
         adapters = AdapterLibrary()
@@ -41,6 +48,7 @@ async def run(config: ServeConfig, catalogue: Catalogue, first: list[ModelSpec])
             idle=config.keep_alive,
             max_queue=config.max_queue,
             adapters=adapters,
+            media=media,
         )
         registry = Registry(
             catalogue,
@@ -71,6 +79,7 @@ async def run(config: ServeConfig, catalogue: Catalogue, first: list[ModelSpec])
 
         await serve(context, listener, ready)
     finally:
+        await media.close()
         store.close()
         listener.close()
         workplace.remove()

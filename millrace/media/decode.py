@@ -20,10 +20,15 @@ if TYPE_CHECKING:
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 _KNOWN = "PNG, JPEG, WebP, GIF, BMP, TIFF and AVIF are taken"
 _DIGEST_BYTES = 32
+_GLANCE = 512
+"""The longest side of a picture that is to be looked at with little detail."""
 
 
-def pixels(data: bytes, limits: MediaLimits) -> Image:
-    """The picture, upright, its first frame, in RGB; raises why it cannot be had."""
+def pixels(data: bytes, limits: MediaLimits, *, low: bool = False) -> Image:
+    """The picture, upright, its first frame, in RGB; raises why it cannot be had.
+
+    `low` makes it as small as is enough for a glance.
+    """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     if odd := _other_kind(data):
@@ -37,7 +42,10 @@ def pixels(data: bytes, limits: MediaLimits) -> Image:
                 _refuse_large(opened.size, limits)
                 opened.load()
                 _refuse_large(opened.size, limits)
-                return _plain(ImageOps.exif_transpose(opened))
+                found = _plain(ImageOps.exif_transpose(opened))
+        if low:
+            found.thumbnail((_GLANCE, _GLANCE))
+        return found
     except BadPicture:
         raise
     except UnidentifiedImageError:

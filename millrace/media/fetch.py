@@ -7,7 +7,9 @@ to the address that was checked: a name that changes its answer changes nothing.
 from __future__ import annotations
 
 import asyncio
+import functools
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -46,11 +48,15 @@ class Fetcher:
         resolve: Resolve | None = None,
     ) -> None:
         self._limits = limits
-        self._names = ThreadPoolExecutor(4, thread_name_prefix="picture-names")
+        # A look-up cannot be given up: threads of those that were must not be missed.
+        self._names = ThreadPoolExecutor(2 * _AT_ONCE, thread_name_prefix="picture-names")
         self._network = _Guarded(resolve or self._look_up, allows)
         self._free = asyncio.Semaphore(_AT_ONCE)
         self._waiting = 0
-        self._secure = httpcore.default_ssl_context()
+
+    @functools.cached_property
+    def _secure(self) -> ssl.SSLContext:
+        return httpcore.default_ssl_context()
 
     def close(self) -> None:
         self._names.shutdown(wait=False, cancel_futures=True)

@@ -1,6 +1,6 @@
 """A worker process: `python -m millrace.media.worker LIMITS`, which looks at strangers' pictures.
 
-A task is a file's bytes, a reply what the picture is or why it is none. Whatever a hostile file does
+A task is a file, a reply what the picture in it is or why there is none. Whatever a hostile file does
 to a decoder happens here, within limits that the system keeps.
 """
 
@@ -22,6 +22,13 @@ _ROOM = 2 << 30
 """Bytes of address space beside what the largest picture takes."""
 
 
+class LookTask(msgspec.Struct):
+    data: bytes
+    """The file."""
+    low: bool = False
+    """Few pixels are enough."""
+
+
 class SeenPicture(msgspec.Struct, tag="seen"):
     """A picture that can be decoded."""
 
@@ -34,12 +41,14 @@ class BrokenPicture(msgspec.Struct, tag="broken"):
     message: str
 
 
+_task_decoder = msgspec.msgpack.Decoder(LookTask)
 reply_decoder = msgspec.msgpack.Decoder(SeenPicture | BrokenPicture)
 
 
 def reply_to(data: bytes, limits: MediaLimits) -> SeenPicture | BrokenPicture:
+    task = _task_decoder.decode(data)
     try:
-        image = pixels(data, limits)
+        image = pixels(task.data, limits, low=task.low)
         return SeenPicture(digest_of(image), *image.size)
     except BadPicture as error:
         return BrokenPicture(error.message)

@@ -36,6 +36,7 @@ from millrace.protocol import (
     Encoded,
     Failed,
     FromEngine,
+    PicturesWanted,
     Prefilled,
     PromptLogprobs,
     Ready,
@@ -53,6 +54,7 @@ from millrace.serving.in_flight import InFlight
 from millrace.serving.keeper import Keeper, State
 from millrace.serving.metrics import ModelMetrics, Totals
 from millrace.serving.queries import CacheQueries, not_ready, patiently
+from millrace.serving.supplying import PictureSupply
 from millrace.serving.suspicion import Suspicion
 
 log = logging.getLogger("millrace.serving")
@@ -81,10 +83,12 @@ class EngineClient:
         self._suspicion = Suspicion()
         self._admission = admission
         self._metrics = metrics
+        self.totals: Totals = metrics.totals
         self._idle = idle
         self._weighed: tuple[Ready | None, DeviceMemory | None] = (None, None)
         """An engine, and its device's memory when it last told."""
         self._queries = CacheQueries(self._keeper.send)
+        self._supply = PictureSupply(self._keeper.send, lambda: self.ready, self._failed)
         self._numbers = itertools.count(1)
         self.in_flight: dict[int, Active] = {}
         self.when_idle: Callable[[], None] = lambda: None
@@ -114,10 +118,6 @@ class EngineClient:
         if self.ready is None or engine is self.ready:
             return memory if self.ready else None
         return self.ready.memory
-
-    @property
-    def totals(self) -> Totals:
-        return self._metrics.totals
 
     @property
     def failure(self) -> MillraceError | None:
@@ -160,8 +160,7 @@ class EngineClient:
         """Raise why that many more answers cannot be taken: too much load, no engine to be had."""
         if self.state in (State.FAILED, State.STOPPED):
             raise self.failure or EngineUnavailable("The engine has stopped.")
-        present = sum(r.answers for r in self.in_flight.values())
-        self._admission.check(present, answers)
+        self._admission.check(sum(r.answers for r in self.in_flight.values()), answers)
 
     def submit(
         self, id: str, request: Submit, *, endpoint: str = "", timeout: float | None = None
@@ -317,13 +316,12 @@ class EngineClient:
             )
             self._end(running[number], "error", EngineUnavailable(text))
         for active in [r for r in self.in_flight.values() if r.adapter in lost]:
-            text = "Engines died while they loaded the request's adapter."
-            self._end(active, "error", EngineUnavailable(text))
+            error = EngineUnavailable("Engines died while they loaded the request's adapter.")
+            self._end(active, "error", error)
 
     def engine_garbled(self, requests: Sequence[int]) -> None:
-        for number in requests:
-            if active := self.in_flight.get(number):
-                self._failed(active, ValueError("the engine's answer is garbled"))
+        for active in [self.in_flight[n] for n in requests if n in self.in_flight]:
+            self._failed(active, ValueError("the engine's answer is garbled"))
 
     def engine_said(self, message: FromEngine) -> None:
         match message:
@@ -332,6 +330,8 @@ class EngineClient:
             case CacheReport():
                 self._metrics.cache(message.memory.bytes, message.disk.bytes if message.disk else 0)
                 self._queries.heard(message)
+            case PicturesWanted():
+                self._supply.wanted(self.in_flight.get(message.id), message.digests)
             case AdapterLoaded() | AdapterRefused() | AdapterUnloaded():
                 self._adapter_answered(message)
             case Failed(code=code, message=text, id=int(number)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -20,7 +20,7 @@ from millrace.errors import BadPicture, DeadlineExceeded, Overloaded
 from millrace.media.fetch import Fetcher
 from millrace.media.limits import MediaLimits
 from millrace.media.sources import Inline, Local, Remote, read_local, source_of
-from millrace.media.worker import BrokenPicture, SeenPicture, reply_decoder
+from millrace.media.worker import BrokenPicture, LookTask, SeenPicture, reply_decoder
 from millrace.serving.pool import WorkerDied, WorkerPool
 
 T = TypeVar("T")
@@ -38,6 +38,8 @@ class PictureFile:
     width: int
     height: int
     data: bytes
+    low: bool = False
+    """Few of its pixels are enough, and the digest is of those."""
 
 
 class MediaDesk:
@@ -51,35 +53,19 @@ class MediaDesk:
         # Threads of their own: files and decoders of strangers must not hold up other work.
         self._threads = ThreadPoolExecutor(_PROCESSES, thread_name_prefix="pictures")
         self._waiting = 0
-        self._known: OrderedDict[bytes, SeenPicture] = OrderedDict()
+        self._known: OrderedDict[tuple[bytes, bool], SeenPicture] = OrderedDict()
 
     async def close(self) -> None:
         self._fetcher.close()
         await asyncio.to_thread(self._pool.close)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def check_count(self, count: int) -> None:
-        if count > self.limits.most:
-            raise BadPicture(
-                f"The request holds {count} pictures; {self.limits.most} are the most (--max-pictures)."
-            )
-
-    async def gather(self, sources: Sequence[str]) -> list[PictureFile]:
-        """The pictures of one request, in their order; raises what is wrong with the first bad one."""
-        self.check_count(len(sources))
-        found: dict[str, PictureFile] = {}
-        fetched = 0
-        for source in sources:
-            if source in found:
-                continue
-            data, was_fetched = await self._file(source)
-            fetched += len(data) if was_fetched else 0
-            if fetched > self.limits.most_fetched:
-                most = self.limits.most_fetched >> 20
-                raise BadPicture(f"The request's pictures are larger than {most} MiB together.")
-            seen = await self._look(data)
-            found[source] = PictureFile(seen.digest, seen.width, seen.height, data)
-        return [found[source] for source in sources]
+    async def find(self, source: str, *, low: bool = False) -> tuple[PictureFile, int]:
+        """The picture at a source, and how many bytes were fetched from the web for it."""
+        data, was_fetched = await self._file(source)
+        seen = await self._look(data, low)
+        file = PictureFile(seen.digest, seen.width, seen.height, data, low)
+        return file, len(data) if was_fetched else 0
 
     async def _file(self, text: str) -> tuple[bytes, bool]:
         """What is at a source, and whether it was fetched from the web."""
@@ -91,21 +77,21 @@ class MediaDesk:
             case Remote(url):
                 return await self._fetcher.fetch(url), True
 
-    async def _look(self, data: bytes) -> SeenPicture:
-        key = await self._run(_key, data)
+    async def _look(self, data: bytes, low: bool) -> SeenPicture:
+        key = await self._run(_key, data), low
         if (known := self._known.get(key)) is not None:
             self._known.move_to_end(key)
             return known
-        seen = await self._run(self._decoded, data)
+        seen = await self._run(self._decoded, LookTask(data, low))
         self._known[key] = seen
         if len(self._known) > _REMEMBERED:
             self._known.popitem(last=False)
         return seen
 
-    def _decoded(self, data: bytes) -> SeenPicture:
+    def _decoded(self, task: LookTask) -> SeenPicture:
         try:
             reply: SeenPicture | BrokenPicture = reply_decoder.decode(
-                self._pool.run(data, self.limits.decode_seconds)
+                self._pool.run(msgspec.msgpack.encode(task), self.limits.decode_seconds)
             )
         except DeadlineExceeded:
             seconds = self.limits.decode_seconds

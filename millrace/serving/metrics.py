@@ -11,6 +11,7 @@ from millrace.protocol import DeviceMemory, HitKind, Step
 from millrace.serving.active import Active
 
 _FINE = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10)
+_PICTURES = ("encoded", "found", "skipped")
 _COARSE = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 
 
@@ -46,6 +47,10 @@ class Metrics:
         self.kv_bytes = gauge("kv_bytes", "Bytes of key-value state held by the engine")
         self.cache_bytes = gauge("cache_bytes", "Bytes held by the prefix cache", ["model", "tier"])
         self.device = gauge("device_bytes", "Memory of the engine's device", ["model", "kind"])
+        self.pictures = counter(
+            "pictures", "Pictures encoded, found encoded, or not needed", ["model", "kind"]
+        )
+        self.picture_bytes = gauge("picture_bytes", "Bytes of encoded pictures that are kept")
         self.loads = counter("model_loads", "Models loaded, or not", ["model", "outcome"])
         self.unloads = counter("model_unloads", "Models unloaded", ["model", "reason"])
         self.limit = gauge("memory_limit_bytes", "What all models may take together", [])
@@ -105,6 +110,9 @@ class ModelMetrics:
         self._tiers = [all.cache_bytes.labels(model, tier) for tier in ("memory", "disk")]
         for kind in get_args(HitKind):
             all.hits.labels(model, kind)
+        for kind in _PICTURES:
+            all.pictures.labels(model, kind)
+        all.picture_bytes.labels(model)
         for seldom in (all.prompt, all.cached, all.prefilled, all.restarts, all.queued):
             seldom.labels(model)  # a series that is there from the start, at 0
         for timed in (all.ttft, all.e2e):
@@ -126,6 +134,7 @@ class ModelMetrics:
         self.idle()
         self.queue(0)
         self.cache(0, 0)
+        self._all.picture_bytes.labels(self._model).set(0)
         for kind in DeviceMemory.__struct_fields__:
             self._all.device.labels(self._model, kind).set(0)
 
@@ -135,6 +144,10 @@ class ModelMetrics:
         if step.memory is not None:
             for kind in DeviceMemory.__struct_fields__:
                 self._all.device.labels(self._model, kind).set(getattr(step.memory, kind))
+        if (seen := step.pictures) is not None:
+            for kind in _PICTURES:
+                self._all.pictures.labels(self._model, kind).inc(getattr(seen, kind))
+            self._all.picture_bytes.labels(self._model).set(seen.nbytes)
         self._running.set(step.running)
         self._kv_bytes.set(step.kv_bytes)
         self.cache(step.cache_bytes, step.cache_disk_bytes)

@@ -21,6 +21,7 @@ from millrace.serving.adapters import ServedAdapter
 from millrace.serving.client import EngineClient
 from millrace.serving.encodings import Encodings
 from millrace.serving.in_flight import InFlight, Phase
+from millrace.serving.pictures import ModelPictures
 from millrace.serving.request import Request, SamplingRanges, fit, in_range
 from millrace.serving.workers import TextDesk
 from millrace.text.conversation import Conversation
@@ -50,9 +51,11 @@ class ServedModel:
         defaults: Mapping[str, float] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
         encoder: Encoder | None = None,
+        pictures: ModelPictures | None = None,
     ) -> None:
         """`defaults` are the server's own, by the names of a request's fields; so are those of the
         template. `encoder` is what the model is where it makes no text."""
+        self.pictures = pictures or ModelPictures(name, side.tokenizer.folder, None, None)
         self.name = name
         self._template_arguments = dict(template_arguments or {})
         self._defaults = dict(defaults or {})
@@ -112,6 +115,7 @@ class ServedModel:
         """End the engine and whatever else runs for the model."""
         await self.client.stop()
         await asyncio.to_thread(self._desk.close)
+        await asyncio.to_thread(self.pictures.close)
 
     @functools.cached_property
     def defaults(self) -> dict[str, Any]:
@@ -139,6 +143,7 @@ class ServedModel:
 
     def _profiled(self, chat: Conversation) -> Conversation:
         """With what is set for the model where the request does not say otherwise."""
+        chat = chat.without_sources()
         if not self._template_arguments:
             return chat
         said = self.dialect.controls.arguments(chat.thinking, chat.effort, chat.thinking_budget)
@@ -168,6 +173,8 @@ class ServedModel:
             thinking=prompt.thinking,
             boundaries=prompt.boundaries,
             stripped=prompt.stripped,
+            media=prompt.media,
+            pictures=self.pictures.held([span.digest for span in prompt.media]),
         )
 
     def count(self, chat: Conversation, demand: Demand | None = None) -> PromptLength:
@@ -251,6 +258,7 @@ class ServedModel:
             request.max_tokens = 1  # the engine scores a prompt on its way to a first token
         room = self.budget(request)
         fit(request, self.width, room)
+        self.pictures.check(request.prompt, request.media)
         seed = secrets.randbits(63) if request.seed is None else request.seed
         ends = self.tokenizer.eos_ids | set(request.end_token_ids)
         if request.ignore_eos:
@@ -272,12 +280,15 @@ class ServedModel:
             cache_salt=request.cache_salt,
             boundaries=request.boundaries,
             adapter=self._adapter_slot(),
+            media=request.media,
         )
 
     def _start(self, request: Request, submit: Submit) -> Running:
         active = self.client.submit(
             request.id, submit, endpoint=request.endpoint, timeout=request.timeout
         )
+        if pictures := request.pictures:
+            active.picture = lambda digest: self.pictures.picture(pictures[digest])
         pipelines = [self._pipeline(request) for _ in submit.choices]
         return Running(self.client, active, pipelines, request.only_prompt)
 

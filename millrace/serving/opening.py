@@ -27,8 +27,10 @@ from millrace.serving.admission import Admission
 from millrace.serving.catalogue import ModelSpec
 from millrace.serving.client import EngineClient
 from millrace.serving.connection import Connection, ProcessConnection
+from millrace.serving.media import MediaDesk
 from millrace.serving.metrics import Metrics
 from millrace.serving.model import ServedModel
+from millrace.serving.pictures import ModelPictures, words_in
 from millrace.serving.ranges import MOST
 from millrace.serving.request import in_range
 from millrace.serving.residency import Need
@@ -81,7 +83,10 @@ class Opening:
         idle: float,
         max_queue: int,
         adapters: AdapterLibrary | None = None,
+        media: MediaDesk | None = None,
     ) -> None:
+        """`media` finds the pictures of models that take any; without it, none does."""
+        self._media = media
         self._adapters = adapters or AdapterLibrary()
         self._workplace = workplace
         self._metrics = metrics
@@ -147,7 +152,8 @@ class Opening:
         loop = asyncio.get_running_loop()
         side, encoder = await loop.run_in_executor(self._reader, _text_side, spec.engine)
         arguments = spec.template_arguments
-        return ServedModel(spec.name, side, client, spec.defaults, arguments, encoder)
+        pictures = _pictures(spec.engine, side, self._media)
+        return ServedModel(spec.name, side, client, spec.defaults, arguments, encoder, pictures)
 
     async def tidy(self) -> None:
         """Have what models held in this process go back to the system."""
@@ -177,6 +183,7 @@ async def open_model(
     idle: float,
     max_queue: int,
     defaults: Mapping[str, float] | None = None,
+    media: MediaDesk | None = None,
 ) -> ServedModel:
     """One model for itself. The engine is started first, since it takes longest."""
     check_defaults(defaults or {})
@@ -187,12 +194,26 @@ async def open_model(
     client = EngineClient(launch, admission, metrics.of(config.name), idle=idle, adapters=adapters)
     await client.start()
     side, encoder = await asyncio.to_thread(_text_side, config)
-    return ServedModel(config.name, side, client, defaults, encoder=encoder)
+    pictures = _pictures(config, side, media)
+    return ServedModel(config.name, side, client, defaults, encoder=encoder, pictures=pictures)
+
+
+def _pictures(config: EngineConfig, side: TextSide, media: MediaDesk | None) -> ModelPictures:
+    found = ModelPictures(
+        config.name,
+        Path(config.model),
+        side.config.pictures,
+        media,
+        trust_remote_code=config.trust_remote_code,
+    )
+    found.open()
+    return found
 
 
 def _text_side(config: EngineConfig) -> tuple[TextSide, Encoder | None]:
     encoder = encoder_in(config)
-    settings = read_config(Path(config.model))
+    folder = Path(config.model)
+    settings = read_config(folder)
     side = TextSide(
         TextSideConfig(
             folder=config.model,
@@ -200,6 +221,7 @@ def _text_side(config: EngineConfig) -> tuple[TextSide, Encoder | None]:
             tool_format=config.tool_format,
             reasoning_format=config.reasoning_format,
             strip_volatile=config.strip_volatile,
+            pictures=None if encoder else words_in(folder),
         )
     )
     if encoder is not None:

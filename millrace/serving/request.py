@@ -6,13 +6,13 @@ through, all its numbers are in range after it, and all its token ids have logit
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from millrace.errors import BadRequest
-from millrace.protocol import LazyGrammar, Sampling, Thinking
+from millrace.protocol import LazyGrammar, Sampling, Span, Thinking
 from millrace.serving.ranges import (
     LEAST_SEED,
     MOST_SEED,
@@ -75,6 +75,10 @@ class Request(msgspec.Struct, kw_only=True):
     """Lengths of the prompt at which a message ends."""
     stripped: int = 0
     """Lines of the conversation that were left out of the prompt."""
+    media: list[Span] = []
+    """Where the prompt's pictures stand."""
+    pictures: dict[str, Any] = {}
+    """Those pictures by their digests (millrace.serving.pictures.HeldPicture)."""
 
 
 class SamplingRanges(msgspec.Struct, kw_only=True):

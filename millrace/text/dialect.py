@@ -25,7 +25,10 @@ from millrace.text.formats import (
 from millrace.text.formats.style import Style, probe
 from millrace.text.grammar.lark import Entry
 from millrace.text.grammar.trial import GrammarTrial
-from millrace.text.messages import cut, open_ended, prepare
+from millrace.text.messages import prepare
+from millrace.text.open_end import cut, open_ended
+from millrace.text.picture_turns import PictureStyle, probe_pictures
+from millrace.text.pictures import PictureWords, guarded
 from millrace.text.template import ChatTemplate
 from millrace.text.tokenizer import Tokenizer
 from millrace.text.volatile import Volatile
@@ -38,8 +41,12 @@ class Dialect:
         tool_format: str | None = None,
         reasoning_format: str | None = None,
         volatile: Volatile | None = None,
+        pictures: PictureWords | None = None,
     ) -> None:
+        """`pictures` is how prompts speak of them, for a model that takes any."""
         self._tokenizer = tokenizer
+        self.pictures = pictures
+        self._picture_styles: dict[ChatTemplate, PictureStyle] = {}
         self._volatile = volatile or Volatile()
         self._tool_format = tool_format
         self._reasoning_format = reasoning_format
@@ -104,16 +111,31 @@ class Dialect:
         added = self._tokenizer.vocabulary.added
         return {text: id for id, text in added.items() if known.is_special_token(id)}
 
+    def _picture_style(self, template: ChatTemplate) -> PictureStyle | None:
+        if self.pictures is None:
+            return None
+        if template not in self._picture_styles:
+            self._picture_styles[template] = probe_pictures(template, self.pictures)
+        return self._picture_styles[template]
+
     def render(self, chat: Conversation) -> str:
         """The prompt's text."""
+        return self.render_pictures(chat)[0]
+
+    def render_pictures(self, chat: Conversation) -> tuple[str, list[str]]:
+        """The prompt's text with a placeholder for each picture, and their digests in that order."""
         tools = chat.tools if chat.tool_choice != "none" else []
         messages, _ = self._volatile.strip(self._without_thinking(chat))
+        given = chat.template_arguments
+        if self.pictures is not None:
+            messages, tools = guarded(messages, self.pictures), guarded(tools, self.pictures)
+            given = guarded(given, self.pictures)
         template, style = self._template_for(messages, tools)
-        ready = prepare(messages, tools, style, self.format)
+        ready = prepare(messages, tools, style, self.format, self._picture_style(template))
         arguments = (
             ready.arguments
             | self.controls.arguments(chat.thinking, chat.effort, chat.thinking_budget)
-            | chat.template_arguments
+            | given
         )
         text = template.render(
             open_ended(ready.messages) if chat.continue_final else ready.messages,
@@ -121,7 +143,8 @@ class Dialect:
             add_generation_prompt=chat.add_generation_prompt and not chat.continue_final,
             **arguments,
         )
-        return cut(text) if chat.continue_final else text
+        text = cut(text) if chat.continue_final else text
+        return text, ready.digests
 
     def stripped(self, chat: Conversation) -> int:
         """How many lines of the conversation are left out of its prompt."""

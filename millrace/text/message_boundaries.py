@@ -7,7 +7,7 @@ whose state cannot be cut anywhere; the positions are advice and never change an
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from millrace.errors import BadRequest
@@ -20,12 +20,19 @@ _WORDS = "\ue002"
 """A private character, which no template and no text has."""
 
 
-def boundaries(dialect: Dialect, chat: Conversation, text: str, ends: Sequence[int]) -> list[int]:
+def boundaries(
+    dialect: Dialect,
+    chat: Conversation,
+    text: str,
+    ends: Sequence[int],
+    place: Callable[[int], int] = int,
+) -> list[int]:
     """How many tokens of the prompt come before each boundary.
 
-    `text` is the rendered prompt and `ends` says at which character each of its tokens ends.
+    `text` is the rendered prompt and `ends` says at which character each of its tokens ends, in what
+    became of it, where `place` finds the rendered prompt's characters.
     """
-    places = {bisect.bisect_right(ends, at) for at in _places(dialect, chat, text)}
+    places = {bisect.bisect_right(ends, place(at)) for at in _places(dialect, chat, text)}
     return sorted(p for p in places if 0 < p < len(ends))
 
 

@@ -19,6 +19,13 @@ from millrace.text.formats.style import Message, Style
 from millrace.text.formats.syntax import HeaderCalls, OutputFormat
 from millrace.text.formats.tool_prompt import show_result, show_tools
 from millrace.text.formats.tools import tool_from_openai
+from millrace.text.picture_turns import (
+    PictureStyle,
+    digests_in,
+    has_pictures,
+    parts_of,
+    shown_results,
+)
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
@@ -30,6 +37,8 @@ class PreparedMessages:
     messages: list[Message]
     tools: list[dict[str, Any]] | None
     arguments: dict[str, Any] = field(default_factory=dict)
+    digests: list[str] = field(default_factory=list)
+    """Of the pictures, in the order in which the template meets them."""
 
 
 def prepare(
@@ -37,10 +46,14 @@ def prepare(
     tools: Sequence[dict[str, Any]] | None,
     style: Style,
     format: OutputFormat,
+    pictures: PictureStyle | None = None,
 ) -> PreparedMessages:
     """The conversation in the template's style; what was passed in is left as it was."""
     found = [_checked(index, message) for index, message in enumerate(messages)]
     found = _named_results(found)
+    if pictures is not None:
+        found = shown_results(found, pictures)
+    digests = digests_in(found)
     found = _renamed_ids(found, style, format)
     specs = [tool_from_openai(tool) for tool in tools or ()]
     arguments: dict[str, Any] = {}
@@ -48,7 +61,7 @@ def prepare(
         arguments = {"functions": json.dumps(list(tools or ()), ensure_ascii=False), "datetime": ""}
     elif specs and not style.tools:
         found = _with_system(found, show_tools(format, specs), style)
-    found = [_content(message, style) for message in _systems(found, style)]
+    found = [_content(message, style, pictures) for message in _systems(found, style)]
     if style.one_call:
         found = _one_call_each(found)
     found = [part for message in found for part in _calls(message, style, format)]
@@ -60,39 +73,10 @@ def prepare(
         found = _merged(found)
     if style.user_first:
         found = _user_first(found)
-    return PreparedMessages(found, list(tools) if tools and style.tools else None, arguments)
-
-
-_OPEN_END = "\ue000\ue001"
-"""Private characters, which no template and no text has."""
-
-
-def open_ended(messages: list[Message]) -> list[Message]:
-    """The conversation with a mark where its final assistant message is to go on."""
-    last = messages[-1]
-    content = last.get("content")
-    parts = content if isinstance(content, list) else [{"text": content}]
-    text = parts[-1].get("text") if parts else None
-    if last["role"] != "assistant" or not isinstance(text, str):
-        raise BadRequest(
-            "Only a final message of the assistant that is text can be continued.",
-            param="messages",
-        )
-    text = text.rstrip() + _OPEN_END
-    ended = [*parts[:-1], {**parts[-1], "text": text}] if parts is content else text
-    return [*messages[:-1], {**last, "content": ended}]
-
-
-def cut(rendered: str) -> str:
-    """A prompt that ends at that mark, inside the final message."""
-    before, found, _ = rendered.rpartition(_OPEN_END)
-    if not found:
-        raise BadRequest(
-            "The final assistant message cannot be continued: the model's chat template does not "
-            "render it as it stands.",
-            param="messages",
-        )
-    return before
+    if pictures is not None and pictures.parts:
+        digests = digests_in(found)
+    offered = list(tools) if tools and style.tools else None
+    return PreparedMessages(found, offered, arguments, digests)
 
 
 def _checked(index: int, message: Mapping[str, Any]) -> Message:
@@ -235,8 +219,10 @@ def _is_text(content: Any) -> bool:
     )
 
 
-def _content(message: Message, style: Style) -> Message:
+def _content(message: Message, style: Style, pictures: PictureStyle | None) -> Message:
     content = message.get("content")
+    if pictures is not None and has_pictures(message):
+        return {**message, "content": parts_of(message["content"], pictures)}
     if content is None:
         return {**message, "content": None if message.get("tool_calls") else ""}
     if message["role"] in ("user", "assistant", "tool") and not _is_text(content):

@@ -6,20 +6,21 @@ of the front and in a worker process, to which it travels as JSON; it knows noth
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from millrace.errors import ContextLengthExceeded
-from millrace.protocol import LazyGrammar, Thinking
+from millrace.protocol import LazyGrammar, Span, Thinking
 from millrace.text.conversation import Conversation
 from millrace.text.dialect import Dialect
 from millrace.text.grammar.demand import Demand
 from millrace.text.grammar.lark import single
 from millrace.text.inputs import Inputs, PairsTask, TextsTask
 from millrace.text.message_boundaries import boundaries, opening
+from millrace.text.pictures import ExpandedPrompt, Expansion, PictureWords
 from millrace.text.tokenizer import Tokenizer
 from millrace.text.volatile import Volatile
 
@@ -35,6 +36,21 @@ class TextSideConfig(msgspec.Struct, frozen=True, kw_only=True):
     tool_format: str | None = None
     reasoning_format: str | None = None
     strip_volatile: tuple[str, ...] = ()
+    pictures: PictureWords | None = None
+    """How prompts speak of pictures; None for a model that takes none."""
+
+
+class TokenisedPrompt(msgspec.Struct):
+    """A conversation's prompt in tokens."""
+
+    text: str
+    """As the template wrote it, with one placeholder for each picture."""
+    tokens: list[int]
+    media: list[Span] = []
+    ends: list[int] = []
+    """The character at which each token ends, in the text as it was tokenised."""
+    place: Callable[[int], int] = int
+    """Where in that text a place of the template's is."""
 
 
 class TextSide:
@@ -45,13 +61,55 @@ class TextSide:
         self.tokenizer = Tokenizer(Path(config.folder))
         volatile = Volatile(config.strip_volatile)
         self.dialect = Dialect(
-            self.tokenizer, config.tool_format, config.reasoning_format, volatile
+            self.tokenizer,
+            config.tool_format,
+            config.reasoning_format,
+            volatile,
+            config.pictures,
         )
 
     def read_ahead(self) -> None:
         """Read what the first large prompt and the first grammar need."""
         self.tokenizer.fewest_tokens("")
         _ = self.dialect.marker_tokens
+
+    def tokenised(
+        self,
+        text: str,
+        digests: Sequence[str] = (),
+        expansions: Mapping[str, Expansion] | None = None,
+        *,
+        fit: bool = True,
+        placed: bool = False,
+        special: bool = False,
+    ) -> TokenisedPrompt:
+        """What a template wrote as tokens; `placed` asks where each of them ends."""
+        if fit:
+            self.refuse_too_long(text)
+        words = self.config.pictures
+        if words is None:
+            pieces, plain, prompt = [text], text, None
+        else:
+            if fit:  # before there is a text of that length
+                self.refuse_beyond(sum((expansions or {})[d].tokens for d in digests))
+            prompt = ExpandedPrompt(text, digests, words, expansions or {})
+            pieces, plain = prompt.pieces, prompt.plain
+        tokens: list[int] = []
+        ends: list[int] = []
+        begin = 0
+        for number, piece in enumerate(pieces):
+            if placed:
+                found, stops = self.tokenizer.encode_placed(piece)
+                ends += [begin + stop for stop in stops] if begin else stops
+            else:
+                found = self.tokenizer.encode(piece, special=special and number == 0)
+            tokens += found
+            begin += len(piece)
+        if fit:
+            self.refuse_beyond(len(tokens))
+        if prompt is None:
+            return TokenisedPrompt(plain, tokens, ends=ends)
+        return TokenisedPrompt(plain, tokens, prompt.spans(tokens), ends, prompt.place)
 
     def fitting(self, text: str, *, special: bool = False) -> list[int]:
         """The tokens of a prompt that has room in the window, or a refusal with its length."""
@@ -83,6 +141,8 @@ class WrittenPrompt(msgspec.Struct, kw_only=True):
     thinking: Thinking | None = None
     boundaries: list[int] = []
     stripped: int = 0
+    media: list[Span] = []
+    """Where the prompt's pictures stand."""
 
 
 class PromptLength(msgspec.Struct):
@@ -100,19 +160,17 @@ class ChatTask(msgspec.Struct, tag="chat", kw_only=True):
 
     def run(self, side: TextSide) -> WrittenPrompt:
         dialect, chat = side.dialect, self.chat
-        text = dialect.render(chat)
-        side.refuse_too_long(text)
+        rendered, digests = dialect.render_pictures(chat)
+        prompt = side.tokenised(rendered, digests, chat.expansions, placed=self.boundaries)
         places: list[int] = []
         if self.boundaries:
-            tokens, ends = side.tokenizer.encode_placed(text)
-            side.refuse_beyond(len(tokens))
-            places = boundaries(dialect, chat, text, ends)
-        else:
-            tokens = side.fitting(text)
+            places = boundaries(dialect, chat, rendered, prompt.ends, prompt.place)
+        text = prompt.text
         grammar, lazy = form_of(dialect, chat, self.demand, text)
         return WrittenPrompt(
-            tokens=tokens,
+            tokens=prompt.tokens,
             text=text,
+            media=prompt.media,
             grammar=grammar,
             lazy_grammar=lazy,
             thinking=dialect.limit(chat, text),
@@ -132,9 +190,10 @@ class CountTask(msgspec.Struct, tag="count", kw_only=True):
     demand: Demand | None = None
 
     def run(self, side: TextSide) -> PromptLength:
-        text = side.dialect.render(self.chat)
-        form_of(side.dialect, self.chat, self.demand, text)
-        return PromptLength(len(side.tokenizer.encode(text)), side.dialect.stripped(self.chat))
+        rendered, digests = side.dialect.render_pictures(self.chat)
+        prompt = side.tokenised(rendered, digests, self.chat.expansions, fit=False)
+        form_of(side.dialect, self.chat, self.demand, prompt.text)
+        return PromptLength(len(prompt.tokens), side.dialect.stripped(self.chat))
 
     def size(self) -> int:
         return size_of((self.chat.messages, self.chat.tools, self.demand))
@@ -146,9 +205,9 @@ class OpeningTask(msgspec.Struct, tag="opening"):
     chat: Conversation
 
     def run(self, side: TextSide) -> WrittenPrompt:
-        text = opening(side.dialect, self.chat)
+        prompt = side.tokenised(opening(side.dialect, self.chat))
         return WrittenPrompt(
-            tokens=side.fitting(text), text=text, stripped=side.dialect.stripped(self.chat)
+            tokens=prompt.tokens, text=prompt.text, stripped=side.dialect.stripped(self.chat)
         )
 
     def size(self) -> int:
@@ -162,8 +221,10 @@ class RenderTask(msgspec.Struct, tag="render", kw_only=True):
     special: bool = False
 
     def run(self, side: TextSide) -> WrittenPrompt:
-        text = side.dialect.render(self.chat)
-        return WrittenPrompt(tokens=side.tokenizer.encode(text, special=self.special), text=text)
+        rendered, digests = side.dialect.render_pictures(self.chat)
+        expansions = self.chat.expansions
+        prompt = side.tokenised(rendered, digests, expansions, fit=False, special=self.special)
+        return WrittenPrompt(tokens=prompt.tokens, text=prompt.text, media=prompt.media)
 
     def size(self) -> int:
         return size_of((self.chat.messages, self.chat.tools))

@@ -122,6 +122,12 @@ class Tokenizer:
         return {"default": source} if isinstance(source, str) else {}
 
 
+def added_tokens(folder: Path) -> dict[int, str]:
+    """The tokens that were added to the plain vocabulary, by their numbers."""
+    added = _load(folder).get_added_tokens_decoder()
+    return {int(id): str(token.content) for id, token in added.items()}
+
+
 def _load(folder: Path) -> _Fast:
     file = folder / "tokenizer.json"
     try:

@@ -41,7 +41,10 @@ def _error(response: httpx.Response, status: int) -> dict[str, Any]:
         ({"messages": "hi"}, "messages"),
         ({"messages": [{"role": "wizard", "content": "hi"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content[0]",
+        ),
     ],
 )
 def test_a_bad_field_is_named(server: Server, body: dict[str, Any], param: str) -> None:

@@ -179,7 +179,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(
 @pytest.mark.parametrize(
     "part",
     [
-        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}},
+        {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AA=="}},
         {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}},
         {"type": "file", "file": {"file_id": "x"}},
     ],

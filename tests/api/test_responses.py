@@ -282,7 +282,11 @@ def test_truncation_auto_drops_the_oldest_and_disabled_refuses(tiny: Server) -> 
         ({"input": "x", "tool_choice": "required"}, 400, "no function"),
         ({"input": "x", "background": True, "store": False}, 400, "store"),
         ({"input": "x", "temperature": "hot"}, 400, "temperature"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, 400, "input_image"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            400,
+            "a picture needs",
+        ),
     ],
 )
 def test_behaviour_5_errors_have_openais_shape(

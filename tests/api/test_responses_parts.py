@@ -299,7 +299,11 @@ def test_items_become_one_message_a_turn() -> None:
 @pytest.mark.parametrize(
     ("item", "word"),
     [
-        ({"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}, "input_image"),
+        ({"role": "user", "content": [{"type": "input_image", "file_id": "x"}]}, "uploaded files"),
+        (
+            {"role": "assistant", "content": [{"type": "input_image", "image_url": "x"}]},
+            "input_image",
+        ),
         ({"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}, "input_file"),
         ({"type": "web_search_call", "id": "x"}, "web_search_call"),
         ({"role": "robot", "content": "x"}, "robot"),

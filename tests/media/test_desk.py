@@ -16,7 +16,7 @@ from pictures import broken_files, data_uri, encoded, painted, picture_site, png
 from millrace.errors import BadPicture
 from millrace.media.fetch import Fetcher
 from millrace.media.limits import MediaLimits
-from millrace.serving.media import MediaDesk
+from millrace.serving.media import MediaDesk, PictureFile
 
 
 def at_desk(work: Callable[[MediaDesk], Awaitable[Any]], **limits: Any) -> Any:
@@ -29,6 +29,10 @@ def at_desk(work: Callable[[MediaDesk], Awaitable[Any]], **limits: Any) -> Any:
             await desk.close()
 
     return asyncio.run(run())
+
+
+async def gather(desk: MediaDesk, sources: list[str]) -> list[PictureFile]:
+    return [(await desk.find(source))[0] for source in sources]
 
 
 def test_one_picture_is_one_digest_wherever_it_comes_from(tmp_path: Path) -> None:
@@ -44,12 +48,13 @@ def test_one_picture_is_one_digest_wherever_it_comes_from(tmp_path: Path) -> Non
             site.url("/a.webp"),
             data_uri(png(seed=2)),
         ]
-        found = await desk.gather(sources)
+        found = await gather(desk, sources)
         assert len({f.digest for f in found[:4]}) == 1
         assert found[4].digest != found[0].digest
         assert [(f.width, f.height) for f in found] == [(48, 32)] * 5
         assert found[0].data == png() and found[3].data == webp
-        assert await desk.gather([]) == []
+        assert (await desk.find(site.url("/a.webp")))[1] == len(webp)
+        assert (await desk.find(data_uri(png())))[1] == 0
 
     with picture_site() as site:
         site.pages["/a.webp"] = (200, {}, webp)
@@ -60,8 +65,8 @@ def test_broken_files_are_refused_and_the_next_picture_is_read() -> None:
     async def work(desk: MediaDesk) -> None:
         for data in broken_files().values():
             with pytest.raises(BadPicture):
-                await desk.gather([data_uri(data)])
-        assert await desk.gather([data_uri(png())])
+                await gather(desk, [data_uri(data)])
+        assert await gather(desk, [data_uri(png())])
         assert len(desk._pool.pids()) <= 2
 
     at_desk(work)
@@ -71,32 +76,28 @@ def test_a_decoder_that_dies_or_hangs_costs_its_own_picture(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def work(desk: MediaDesk) -> None:
-        await desk.gather([data_uri(png())])
+        await gather(desk, [data_uri(png())])
         for pid in desk._pool.pids():
             os.kill(pid, signal.SIGKILL)
-        await desk.gather([data_uri(png(seed=3))])
+        await gather(desk, [data_uri(png(seed=3))])
         for pid in desk._pool.pids():
             os.kill(pid, signal.SIGSTOP)
         desk.limits = MediaLimits(decode_seconds=0.2)
         with pytest.raises(BadPicture, match="decoded within 0.2 seconds"):
-            await desk.gather([data_uri(png(seed=4))])
-        assert await desk.gather([data_uri(png())])  # known, and so not decoded again
+            await gather(desk, [data_uri(png(seed=4))])
+        assert await gather(desk, [data_uri(png())])  # known, and so not decoded again
 
     at_desk(work)
 
 
-def test_pictures_are_bounded_in_number_and_together() -> None:
-    async def many(desk: MediaDesk) -> None:
-        with pytest.raises(BadPicture, match="10000 pictures"):
-            await desk.gather([data_uri(png())] * 10_000)
-        assert desk._pool.pids() == []
+def test_a_glance_is_a_picture_of_its_own() -> None:
+    async def work(desk: MediaDesk) -> None:
+        large = data_uri(png(1000, 400))
+        whole, low = (await desk.find(large))[0], (await desk.find(large, low=True))[0]
+        assert (whole.width, whole.height) == (1000, 400)
+        assert max(low.width, low.height) == 512
+        assert low.digest != whole.digest
+        small = data_uri(png())
+        assert (await desk.find(small, low=True))[0].digest == (await desk.find(small))[0].digest
 
-    async def large(desk: MediaDesk) -> None:
-        with pytest.raises(BadPicture, match="together"):
-            await desk.gather([site.url(f"/a.png?{n}") for n in range(3)])
-
-    at_desk(many)
-    with picture_site() as site:
-        for n in range(3):
-            site.pages[f"/a.png?{n}"] = (200, {}, png())
-        at_desk(large, most_fetched=2 * len(png()))
+    at_desk(work)

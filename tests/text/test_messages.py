@@ -16,7 +16,8 @@ from millrace.text.dialect import Dialect
 from millrace.text.formats import OutputFormat, by_name, detect, thinking_controls
 from millrace.text.formats.style import Style, probe
 from millrace.text.formats.tool_prompt import show_result, show_tools
-from millrace.text.messages import PreparedMessages, cut, open_ended, plain_text, prepare
+from millrace.text.messages import PreparedMessages, plain_text, prepare
+from millrace.text.open_end import cut, open_ended
 from millrace.text.template import ChatTemplate
 from millrace.text.tokenizer import Tokenizer
 
@@ -229,13 +230,9 @@ def test_kimi_ids_are_names_and_counts() -> None:
     assert prepared.messages[2]["tool_call_id"] == "functions.get_weather:0"
 
 
-def test_pictures_are_kept_for_templates_that_take_parts() -> None:
-    parts = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {}}]
-    kept = prepare(
-        [{"role": "user", "content": parts}], None, Style(parts="keep"), by_name("plain")
-    )
-    assert kept.messages[0]["content"] == parts
-    with pytest.raises(BadRequest, match="image_url"):
+def test_parts_that_are_no_text_are_refused_for_models_without_pictures() -> None:
+    parts = [{"type": "text", "text": "What is this?"}, {"type": "image", "digest": "d"}]
+    with pytest.raises(BadRequest, match="image"):
         prepare([{"role": "user", "content": parts}], None, Style(), by_name("plain"))
 
 

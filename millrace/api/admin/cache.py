@@ -142,7 +142,7 @@ async def _warmed(
     """One after the other: what one leaves behind, the next need not run."""
     done = []
     for item in items:
-        request = await asyncio.to_thread(request_of, model, item, salt)
+        request = await request_of(model, item, salt)
         done.append(await finish(run(http, model, request)))
     return done
 

@@ -12,21 +12,31 @@ from collections.abc import Iterable, Sequence
 from millrace.api.anthropic.schema import (
     AnthropicMessage,
     AnthropicThought,
+    Base64Source,
     Block,
     Document,
+    FileSource,
     Image,
     RedactedThought,
     Text,
     ToolResult,
     ToolUse,
+    UrlSource,
 )
 from millrace.api.encrypted_content import unseal
 from millrace.errors import BadRequest, Unsupported
-from millrace.text.conversation import Turn, TurnCall
+from millrace.text.conversation import ImagePart, Part, TextPart, Turn, TurnCall
 
 _LABEL = "x-anthropic-billing-header:"
 """How a coding agent marks a system block that is for the server's books, not for the model: it differs
 in every session, and in the prompt it would part each from all that came before."""
+
+
+_PLACES = {
+    "system": "a system prompt",
+    "assistant": "a message of the assistant",
+    "document": "a document",
+}
 
 
 def conversation_of(
@@ -73,8 +83,34 @@ def _user(blocks: Sequence[Placed]) -> list[Turn]:
         else:
             said.append((where, block))
     if said or not results:
-        return [*results, Turn("user", _joined(_texts(said, "user")))]
+        return [*results, Turn("user", _content(said, "user"))]
     return results
+
+
+def _content(blocks: Sequence[Placed], role: str) -> str | list[Part]:
+    """The text of blocks, or their parts where there is a picture among them."""
+    if not any(isinstance(block, Image) for _, block in blocks):
+        return _joined(_texts(blocks, role))
+    return [
+        _picture(where, block) if isinstance(block, Image) else TextPart(_text(where, block, role))
+        for where, block in blocks
+    ]
+
+
+def _picture(where: str, block: Image) -> ImagePart:
+    match block.source:
+        case Base64Source(data=data, media_type=kind):
+            if kind and not kind.startswith("image/"):
+                raise BadRequest(f"{where}.source.media_type: '{kind}' is no picture.", param=where)
+            return ImagePart(data, where=where)
+        case UrlSource(url=url):
+            return ImagePart(url, where=where)
+        case FileSource():
+            raise Unsupported(
+                f"{where}: there are no uploaded files on this server; send the picture itself (a "
+                "source of type 'base64').",
+                param=where,
+            )
 
 
 def _refuse_dangling(blocks: Sequence[Placed], called: set[str]) -> None:
@@ -89,12 +125,15 @@ def _refuse_dangling(blocks: Sequence[Placed], called: set[str]) -> None:
 
 
 def _result(where: str, block: ToolResult) -> Turn:
-    content = block.content or ""
-    if not isinstance(content, str):
-        placed = [(f"{where}.content.{n}", part) for n, part in enumerate(content)]
-        content = _joined(_text(at, part, "tool_result") for at, part in placed)
+    content: str | list[Part] = ""
+    if isinstance(block.content, str):
+        content = block.content
+    elif block.content:
+        placed: list[Placed] = [(f"{where}.content.{n}", p) for n, p in enumerate(block.content)]
+        content = _content(placed, "tool_result")
     if block.is_error:
-        content = f"Error: {content}"
+        error = "Error: "
+        content = f"{error}{content}" if isinstance(content, str) else [TextPart(error), *content]
     return Turn("tool", content, call_id=block.tool_use_id)
 
 
@@ -128,10 +167,8 @@ def _text(where: str, block: Block, role: str) -> str:
         case Document():
             return _document(where, block)
         case Image():
-            raise Unsupported(
-                f"{where}: pictures (blocks of type 'image') are not supported by this server "
-                "yet; it takes text only.",
-                param=where,
+            raise BadRequest(
+                f"{where}: a picture cannot stand in {_PLACES.get(role, role)}.", param=where
             )
         case _:
             kind = type(block).__struct_config__.tag

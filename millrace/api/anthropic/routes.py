@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import TypeVar
 
@@ -22,8 +21,10 @@ from millrace.api.running import run
 from millrace.api.stripped import note
 from millrace.errors import BadRequest
 from millrace.serving.model import Running
+from millrace.serving.pictures import prepared
 from millrace.serving.request import Request
 from millrace.serving.wishes import fill, wishes_of
+from millrace.text.conversation import Conversation
 from millrace.text.tasks import PromptLength
 
 T = TypeVar("T")
@@ -93,12 +94,15 @@ async def _prepared(
     """What is made of the prompt, and the headers of the response."""
     id = request_id(http, "msg_")
 
-    def prepared() -> tuple[T, list[str]]:
-        ready = prepare(asked.wire, asked.model.dialect)
-        return work(asked, id, ready), ready.ignored
+    ready = PreparedRequest(Conversation([]))
 
-    found, ignored = await asyncio.to_thread(prepared)
-    return found, {"request-id": id} | asked.headers(id, ignored)
+    def build() -> Conversation:
+        nonlocal ready
+        ready = prepare(asked.wire, asked.model.dialect)
+        return ready.chat
+
+    found = await prepared(asked.model.pictures, build, lambda _: work(asked, id, ready))
+    return found, {"request-id": id} | asked.headers(id, ready.ignored)
 
 
 async def _stream(running: Running, blocks: Blocks) -> AsyncIterator[bytes]:

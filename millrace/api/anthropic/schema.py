@@ -38,8 +38,23 @@ class Text(Tagged, tag="text"):
     text: str
 
 
+class Base64Source(Tagged, tag="base64"):
+    data: str
+    media_type: str = ""
+
+
+class UrlSource(Tagged, tag="url"):
+    url: str
+
+
+class FileSource(Tagged, tag="file"):
+    """A file that was uploaded earlier; known by name, so that it can be refused by name."""
+
+    file_id: str
+
+
 class Image(Tagged, tag="image"):
-    """Known by name, so that it can be refused by name."""
+    source: Base64Source | UrlSource | FileSource
 
 
 class DocumentSource(msgspec.Struct):

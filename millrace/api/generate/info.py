@@ -73,7 +73,7 @@ def _about(model: ServedModel) -> dict[str, Any]:
         "max_context_length": model.window,
         "vocab_size": len(model.tokenizer.vocabulary),
         "eos_token_ids": sorted(model.tokenizer.eos_ids),
-        "has_image_understanding": False,
+        "has_image_understanding": model.pictures.taken,
         "has_audio_understanding": False,
     }
 

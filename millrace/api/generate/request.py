@@ -15,8 +15,10 @@ from millrace.api.generate.schema import (
 )
 from millrace.errors import BadRequest
 from millrace.serving.model import ServedModel
+from millrace.serving.pictures import RawPrompt
 from millrace.serving.request import Request, check_tokens
 from millrace.serving.wishes import fill, wishes_of
+from millrace.text.conversation import ImagePart
 from millrace.text.grammar import demand_of
 
 T = TypeVar("T")
@@ -73,8 +75,29 @@ def prompts_of(wire: GenerateRequest, model: ServedModel) -> tuple[list[list[int
     return (batch, True) if batch else ([single_prompt], False)
 
 
+def pictures_of(wire: GenerateRequest, count: int, is_batch: bool) -> list[list[ImagePart]]:
+    """The pictures of each prompt."""
+    given = wire.image_data
+    if not given:
+        return [[] for _ in range(count)]
+    rows: list[Any] = given if is_batch and isinstance(given, list) else [given]
+    if len(rows) != count:
+        raise BadRequest(
+            f"'image_data' must be a list of pictures for each of the {count} prompts.",
+            param="image_data",
+        )
+    return [_parts(row) for row in rows]
+
+
+def _parts(row: str | list[Any]) -> list[ImagePart]:
+    sources = [row] if isinstance(row, str) else row
+    if not all(isinstance(source, str) for source in sources):
+        raise BadRequest("'image_data' of one prompt is a list of texts.", param="image_data")
+    return [ImagePart(source, where="image_data") for source in sources]
+
+
 def prompt_requests(
-    wire: GenerateRequest, model: ServedModel, prompts: list[list[int]], ids: list[str]
+    wire: GenerateRequest, model: ServedModel, prompts: list[RawPrompt], ids: list[str]
 ) -> list[PromptRequest]:
     count = len(prompts)
     params = _spread(wire.sampling_params, count, "sampling_params", SamplingParams())
@@ -84,8 +107,10 @@ def prompt_requests(
     salts = _spread(wire.cache_salt, count, "cache_salt", "")
     keys = _spread(wire.extra_key, count, "extra_key", "")
     found = []
-    for i, prompt in enumerate(prompts):
+    for i, raw in enumerate(prompts):
+        prompt = raw.tokens
         request = _request(ids[i], prompt, params[i], model)
+        request.media, request.pictures = raw.media, raw.pictures
         request.priority = wire.priority or 0
         request.cache_salt = f"{salts[i]}\0{keys[i]}" if keys[i] else salts[i]
         start = len(prompt) if starts[i] < 0 else starts[i]

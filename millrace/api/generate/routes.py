@@ -15,7 +15,13 @@ from millrace.api.context import checked_id, request_id
 from millrace.api.errors import openai_error
 from millrace.api.generate import info, tokens
 from millrace.api.generate.outputs import Outputs
-from millrace.api.generate.request import PromptRequest, check, prompt_requests, prompts_of
+from millrace.api.generate.request import (
+    PromptRequest,
+    check,
+    pictures_of,
+    prompt_requests,
+    prompts_of,
+)
 from millrace.api.generate.schema import ADVISORY, REFUSED, GenerateRequest
 from millrace.api.openapi.describe import RUNS, SSE, describe
 from millrace.api.prelude import Border, ignored_header, in_words
@@ -40,7 +46,12 @@ async def generate(http: HttpRequest) -> Response:
     ignored = check(asked.raw)
     with in_words({"messages": "text" if wire.text is not None else "input_ids"}):
         # Long texts take a while to tokenise: not on the event loop.
-        prompts, is_batch = await asyncio.to_thread(prompts_of, wire, model)
+        tokens, is_batch = await asyncio.to_thread(prompts_of, wire, model)
+        parts = pictures_of(wire, len(tokens), is_batch)
+        prompts = [
+            await model.pictures.placed(own, shown, model.tokenizer)
+            for own, shown in zip(tokens, parts, strict=True)
+        ]
         ids, headers = _ids(http, wire, len(prompts), is_batch)
         questions = await asyncio.to_thread(prompt_requests, wire, model, prompts, ids)
         batch = run_group(http, model, [q.request for q in questions])

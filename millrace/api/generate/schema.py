@@ -63,6 +63,8 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     """How long the model is to stay loaded after this, as LM Studio has it; below 0 for ever."""
     text: str | list[str] | None = None
     input_ids: list[TokenId | list[TokenId]] | None = None
+    image_data: str | list[str | list[str]] | None = None
+    """Pictures, as data URIs, addresses or base64: of the prompt, or a list for each of a batch."""
     sampling_params: SamplingParams | list[SamplingParams] | None = None
     stream: bool | None = None
     return_logprob: bool | list[bool] | None = None
@@ -77,7 +79,6 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
 
 REFUSED: dict[str, tuple[Any, ...]] = {
     "input_embeds": ([],),
-    "image_data": ([],),
     "video_data": ([],),
     "audio_data": ([],),
     "token_ids_logprob": ([],),

@@ -17,6 +17,7 @@ from millrace.api.openapi.describe import READS, describe
 from millrace.api.prelude import Border, ignored_header
 from millrace.errors import BadRequest
 from millrace.serving.model import ServedModel
+from millrace.serving.pictures import prepared
 from millrace.serving.ranges import TokenId
 from millrace.serving.request import check_tokens
 from millrace.text.conversation import Conversation, turn_of
@@ -67,7 +68,16 @@ async def tokenize(http: HttpRequest) -> Response:
     wire, model = asked.wire, asked.model
     if (wire.prompt is None) == (wire.messages is None):
         raise BadRequest("Give exactly one of 'prompt' and 'messages'.", param="prompt")
-    found = await asyncio.to_thread(_tokens, wire, model)
+    if wire.messages is not None:
+        special = bool(wire.add_special_tokens)
+        written = await prepared(
+            model.pictures,
+            lambda: _conversation(wire),
+            lambda chat: model.render(chat, special=special),
+        )
+        found = [written.tokens]
+    else:
+        found = await asyncio.to_thread(_tokens, wire, model)
     several = isinstance(wire.prompt, list)
     body: dict[str, Any] = {
         "tokens": found if several else found[0],
@@ -81,9 +91,6 @@ async def tokenize(http: HttpRequest) -> Response:
 
 
 def _tokens(wire: TokenizeRequest, model: ServedModel) -> list[list[int]]:
-    if wire.messages is not None:
-        special = bool(wire.add_special_tokens)
-        return [model.render(_conversation(wire), special=special).tokens]
     texts = [wire.prompt] if isinstance(wire.prompt, str) else wire.prompt or []
     return model.encode(texts, special=wire.add_special_tokens is not False)
 
@@ -93,7 +100,7 @@ def _conversation(wire: TokenizeRequest) -> Conversation:
         raise BadRequest("'messages' is an empty list.", param="messages")
     convert({"messages": wire.messages}, _Messages)
     return Conversation(
-        messages=[turn_of(m) for m in wire.messages],
+        messages=[turn_of(m, f"messages[{at}]") for at, m in enumerate(wire.messages)],
         tools=wire.tools or [],
         template_arguments=wire.chat_template_kwargs or {},
         add_generation_prompt=wire.add_generation_prompt,

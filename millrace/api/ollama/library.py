@@ -28,6 +28,7 @@ from millrace.models import store
 from millrace.models.encoders import encoder_of
 from millrace.models.window import read_config
 from millrace.serving.model import ServedModel
+from millrace.serving.pictures import takes_pictures
 from millrace.text.dialect import Dialect
 from millrace.text.tokenizer import Tokenizer
 from millrace.version import __version__
@@ -229,15 +230,17 @@ def _shown(folder: Path, model: ServedModel | None) -> dict[str, Any]:
         "template": tokenizer.template_source or "",
         "details": _details(about.description),
         "model_info": info,
-        "capabilities": _capabilities(dialect, tokenizer, is_encoder),
+        "capabilities": _capabilities(dialect, tokenizer, is_encoder, takes_pictures(folder)),
         "modified_at": about.modified,
     }
 
 
-def _capabilities(dialect: Dialect, tokenizer: Tokenizer, is_encoder: bool) -> list[str]:
+def _capabilities(
+    dialect: Dialect, tokenizer: Tokenizer, is_encoder: bool, sees: bool
+) -> list[str]:
     if is_encoder:
         return ["embedding"]
-    found = ["completion"]
+    found = ["completion", "vision"] if sees else ["completion"]
     if tokenizer.template_source is not None:
         found.append("tools")
         if dialect.format.thought is not None or dialect.format.messages is not None:

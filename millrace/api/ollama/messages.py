@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from millrace.api.ollama.schema import OllamaMessage
-from millrace.errors import Unsupported
-from millrace.text.conversation import Turn, TurnCall
+from millrace.text.conversation import ImagePart, Part, TextPart, Turn, TurnCall
 
 
 def turns_of(messages: Sequence[OllamaMessage]) -> list[Turn]:
     found = []
     waiting: list[tuple[str, str]] = []
     count = 0
-    for message in messages:
-        if message.images:
-            raise Unsupported("'images' are not supported by this server yet.", param="images")
-        said = Turn(message.role, message.content or "", reasoning=message.thinking or None)
+    for at, message in enumerate(messages):
+        content = shown(message.content or "", message.images, f"messages[{at}].images")
+        said = Turn(message.role, content, reasoning=message.thinking or None)
         if message.role == "tool":
             said.call_id, said.name = _result_of(message, waiting)
         elif message.tool_calls:
@@ -27,6 +25,16 @@ def turns_of(messages: Sequence[OllamaMessage]) -> list[Turn]:
                 said.calls.append(TurnCall(call.function.name, call.function.arguments, id))
         found.append(said)
     return found
+
+
+def shown(text: str, images: Sequence[str] | None, where: str) -> str | list[Part]:
+    """A text with pictures before it, where Ollama puts them."""
+    if not images:
+        return text
+    pictures: list[Part] = [
+        ImagePart(image, where=f"{where}[{at}]") for at, image in enumerate(images)
+    ]
+    return [*pictures, TextPart(text)] if text else pictures
 
 
 def _result_of(

@@ -15,7 +15,7 @@ from millrace.api.leases import kept_for
 from millrace.api.ollama import embed, library, pull
 from millrace.api.ollama.context import after, followed
 from millrace.api.ollama.lines import NDJSON, error_line, now
-from millrace.api.ollama.messages import turns_of
+from millrace.api.ollama.messages import shown, turns_of
 from millrace.api.ollama.options import check_options, demanded, place
 from millrace.api.ollama.parts import OllamaPart, Shape, as_message, as_response
 from millrace.api.ollama.response import Clock, OllamaResponse
@@ -32,6 +32,7 @@ from millrace.api.prelude import Border, ignored_header
 from millrace.api.running import run
 from millrace.errors import BadRequest
 from millrace.serving.model import ServedModel
+from millrace.serving.pictures import prepared
 from millrace.serving.request import Request
 from millrace.text.conversation import Conversation, Turn
 
@@ -77,7 +78,11 @@ async def chat(http: HttpRequest) -> Response:
         model,
     )
     id = request_id(http, "ollama-")
-    request = await asyncio.to_thread(model.chat, id, conversation, demanded(wire.format))
+    request = await prepared(
+        model.pictures,
+        lambda: conversation,
+        lambda chat: model.chat(id, chat, demanded(wire.format)),
+    )
     ignored += _deaf(conversation, model)
     return await _answer(http, wire, model, request, as_message, clock, ignored)
 
@@ -92,8 +97,10 @@ async def generate(http: HttpRequest) -> Response:
     id, prompt = request_id(http, "ollama-"), wire.prompt
     demand = demanded(wire.format)
     if wire.raw:
-        if wire.system or wire.context or wire.think:
-            raise BadRequest("raw takes the prompt as it is: no system, context or think with it.")
+        if wire.system or wire.context or wire.think or wire.images:
+            raise BadRequest(
+                "raw takes the prompt as it is: no system, context, think or images with it."
+            )
         request = Request(
             id=id,
             prompt=await asyncio.to_thread(model.text_prompt, prompt),
@@ -101,14 +108,22 @@ async def generate(http: HttpRequest) -> Response:
         )
         return await _answer(http, wire, model, request, as_response, clock, ignored)
     messages = [Turn("system", wire.system)] if wire.system else []
-    messages.append(Turn("user", prompt))
+    messages.append(Turn("user", shown(prompt, wire.images, "images")))
+    if wire.context and wire.images:
+        raise BadRequest(
+            "A context holds no pictures: send the whole conversation to /api/chat.", param="images"
+        )
     conversation = _thinking(Conversation(messages=messages), wire, model)
-    request = await asyncio.to_thread(model.chat, id, conversation, demand)
+    request = await prepared(
+        model.pictures, lambda: conversation, lambda chat: model.chat(id, chat, demand)
+    )
     if wire.context:
         request.prompt = await asyncio.to_thread(followed, wire.context, conversation, model)
         request.boundaries = []  # they were those of the prompt without its past
     ignored += _deaf(conversation, model)
-    return await _answer(http, wire, model, request, as_response, clock, ignored, remember=True)
+    # Tokens alone cannot tell which pictures they stood for.
+    remember = not wire.images
+    return await _answer(http, wire, model, request, as_response, clock, ignored, remember=remember)
 
 
 async def _read(http: HttpRequest, border: Border[T]) -> tuple[T, ServedModel, list[str]]:

@@ -104,7 +104,8 @@ class OllamaMessage(msgspec.Struct):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     thinking: str | None = None
-    images: list[Any] | None = None
+    images: list[str] | None = None
+    """Files in base64."""
     tool_calls: list[OllamaToolCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
@@ -122,6 +123,8 @@ class OllamaGenerateRequest(OllamaCommon):
     system: str | None = None
     raw: bool | None = None
     context: list[TokenId] | None = None
+    images: list[str] | None = None
+    """Files in base64."""
 
 
 REFUSED_BY_CHAT: dict[str, tuple[Any, ...]] = {
@@ -130,7 +133,6 @@ REFUSED_BY_CHAT: dict[str, tuple[Any, ...]] = {
 }
 
 REFUSED_BY_GENERATE: dict[str, tuple[Any, ...]] = REFUSED_BY_CHAT | {
-    "images": ([],),
     "suffix": ("",),
     "template": ("",),
     "width": (0,),

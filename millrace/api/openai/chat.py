@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from fastapi import APIRouter
@@ -29,6 +28,7 @@ from millrace.api.running import run
 from millrace.errors import BadRequest, Unsupported
 from millrace.serving.forms import demanded
 from millrace.serving.model import ServedModel
+from millrace.serving.pictures import prepared
 from millrace.serving.request import Request
 from millrace.serving.thinking import strange_arguments, thinking_of
 from millrace.serving.wishes import fill, wishes_of
@@ -58,7 +58,11 @@ async def chat_completions(http: HttpRequest) -> Response:
         raise BadRequest("top_logprobs needs logprobs: true.", param="top_logprobs")
     id = request_id(http, "chatcmpl-")
     offer = offer_of(wire)
-    request, ignored = await asyncio.to_thread(_request, id, asked.raw, wire, offer, model)
+    request, ignored = await prepared(
+        model.pictures,
+        lambda: conversation_of(asked.raw, wire, offer, model.dialect),
+        lambda chat: _request(id, chat, wire, offer, model),
+    )
     headers = asked.headers(id, ignored)
     running = run(http, model, request)
     chunks = ChatChunks(id, model, bool(wire.logprobs), offer)
@@ -70,10 +74,9 @@ async def chat_completions(http: HttpRequest) -> Response:
 
 
 def _request(
-    id: str, raw: dict[str, Any], wire: ChatRequest, offer: Offer, model: ServedModel
+    id: str, chat: Conversation, wire: ChatRequest, offer: Offer, model: ServedModel
 ) -> tuple[Request, list[str]]:
     """The request, and the names of what was left out of it."""
-    chat = conversation_of(raw, wire, offer, model.dialect)
     request = model.chat(id, chat, demanded(wire))
     wishes = wishes_of(wire)
     wishes.max_tokens = token_limit(wire)
@@ -92,7 +95,7 @@ def conversation_of(
         _check(message)
     thinking = thinking_of(wire)
     return Conversation(
-        messages=[turn_of(m) for m in spoken(raw["messages"])],
+        messages=[turn_of(m, f"messages[{at}]") for at, m in enumerate(spoken(raw["messages"]))],
         tools=offer.functions,
         tool_choice=offer.choice,
         tool_name=offer.name,
@@ -124,8 +127,9 @@ def _check(message: OpenAIMessage) -> None:
     if message.audio is not None:
         raise Unsupported("Audio in messages is not supported by this server.", param="messages")
     for part in message.content if isinstance(message.content, list) else []:
-        if part.type not in ("text", "refusal"):
+        if part.type not in ("text", "refusal", "image_url"):
             raise Unsupported(
-                f"Content parts of type '{part.type}' are not supported by this server yet.",
+                f"Content parts of type '{part.type}' are not supported by this server; it takes "
+                "text and pictures.",
                 param="messages",
             )

@@ -23,6 +23,7 @@ from millrace.api.openai.answers import ModelCard, ModelList
 from millrace.api.openapi.describe import describe
 from millrace.errors import ModelError
 from millrace.serving.adapters import ServedAdapter
+from millrace.serving.pictures import takes_pictures
 from millrace.serving.registry import Registry, Standing
 
 router = APIRouter()
@@ -94,6 +95,7 @@ def _openai(
     registry: Registry, standing: Standing, window: int, alias: str | None
 ) -> dict[str, Any]:
     spec = standing.spec
+    sees = takes_pictures(spec.folder)
     described: dict[str, Any] = {
         "id": alias or spec.name,
         "object": "model",
@@ -101,6 +103,7 @@ def _openai(
         "owned_by": "millrace",
         "context_window": window,
         "max_model_len": window,
+        "input_modalities": ["text", "image"] if sees else ["text"],
         "state": standing.state,
         "pinned": registry.pinned(spec),
     }
@@ -126,4 +129,5 @@ def _anthropic(standing: Standing, window: int, alias: str | None) -> dict[str, 
         "lifecycle": "active",
         "max_input_tokens": window,
         "max_tokens": window,
+        "input_modalities": ["text", "image"] if takes_pictures(standing.spec.folder) else ["text"],
     }

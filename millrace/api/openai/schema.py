@@ -86,10 +86,17 @@ class TalkFields(OpenAICommon, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
+class ImageUrl(msgspec.Struct):
+    url: str
+    """A data URI, or an http(s) address."""
+    detail: Literal["auto", "low", "high", "original"] | None = None
+
+
 class ContentPart(msgspec.Struct):
     type: str
     text: str | None = None
     refusal: str | None = None
+    image_url: str | ImageUrl | None = None
 
 
 class OpenAIMessage(msgspec.Struct):

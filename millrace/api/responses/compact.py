@@ -6,7 +6,6 @@ form; sent as input, it stands for all that was left out.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -33,6 +32,7 @@ from millrace.api.running import run
 from millrace.errors import BadRequest, ContextLengthExceeded
 from millrace.serving.fold import fold
 from millrace.serving.model import ServedModel
+from millrace.serving.pictures import prepared
 from millrace.serving.request import Request
 from millrace.serving.wishes import Wishes, fill
 from millrace.text.conversation import Conversation, Turn
@@ -67,7 +67,11 @@ async def compact(http: HttpRequest) -> Response:
         raise BadRequest("The input is empty.", param="input")
     id = request_id(http, "resp_")
     with in_words(HERE):
-        request = await asyncio.to_thread(_request, id, model, items, wire.instructions)
+        request = await prepared(
+            model.pictures,
+            lambda: _chat(items, wire.instructions),
+            lambda chat: _request(id, model, items, wire.instructions, chat),
+        )
         running = run(http, model, request)
     answers, usage = await whole(http, fold(running.events(), running.n), running.close)
     summary = {
@@ -85,16 +89,26 @@ async def compact(http: HttpRequest) -> Response:
     return as_json(body, asked.headers(id))
 
 
+def _chat(items: Sequence[Item], instructions: str | None) -> Conversation:
+    messages = [*to_messages(items, instructions), Turn("user", _TASK)]
+    return Conversation(messages=messages, thinking=False)
+
+
 def _request(
-    id: str, model: ServedModel, items: Sequence[Item], instructions: str | None
+    id: str,
+    model: ServedModel,
+    items: Sequence[Item],
+    instructions: str | None,
+    whole: Conversation,
 ) -> Request:
     """A conversation that has no room with the task behind it is cut from its beginning."""
     room = reserve(model.window, None)
 
     def built(kept: Sequence[Item]) -> Request | None:
-        messages = [*to_messages(kept, instructions), Turn("user", _TASK)]
+        chat = _chat(kept, instructions)
+        chat.adopt(whole)
         try:
-            return model.chat(id, Conversation(messages=messages, thinking=False))
+            return model.chat(id, chat)
         except ContextLengthExceeded:
             return None
 
@@ -106,6 +120,5 @@ def _request(
         request = shortest_cut(items, built, fits) or request
     if request is None:
         # Not one item of it has room: the model says how long it is.
-        messages = [*to_messages(items, instructions), Turn("user", _TASK)]
-        request = model.chat(id, Conversation(messages=messages))
+        request = model.chat(id, whole)
     return fill(request, Wishes(max_tokens=room), model)

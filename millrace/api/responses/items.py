@@ -1,6 +1,6 @@
 """Input items: checked, brought into the shape that is stored and listed, each with an id.
 
-What a model here cannot read (pictures, files, the calls of hosted tools) is refused by name.
+What a model here cannot read (files, the calls of hosted tools) is refused by name.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 from millrace.api.encrypted_content import unseal
 from millrace.api.responses.ids import item_id
 from millrace.errors import BadRequest, Unsupported
+from millrace.text.conversation import image_of
 
 Item = dict[str, Any]
 _ROLES = ("user", "assistant", "system", "developer")
@@ -73,8 +74,12 @@ def _part(part: Any, said: bool, where: str) -> Item:
         return {"type": "input_text", "text": text}
     if kind == "refusal":
         return {"type": "refusal", "refusal": _text(part, "refusal", where)}
+    if kind == "input_image" and not said:
+        found = image_of(part, where)
+        return {"type": kind, "image_url": found.source, "detail": part.get("detail") or "auto"}
     raise Unsupported(
-        f"{where}: content of type '{kind}' is not supported here; this server reads text.",
+        f"{where}: content of type '{kind}' is not supported here; this server reads text and "
+        "pictures.",
         param=where,
     )
 

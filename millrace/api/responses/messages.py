@@ -9,7 +9,7 @@ from millrace.api.encrypted_content import unseal
 from millrace.api.responses.items import Item
 from millrace.errors import BadRequest
 from millrace.serving.toolbox import flat_name
-from millrace.text.conversation import Part, TextPart, Turn, TurnCall
+from millrace.text.conversation import ImagePart, Part, TextPart, Turn, TurnCall
 
 
 def to_messages(
@@ -102,8 +102,16 @@ class _Writer:
 
 
 def _parts(parts: Sequence[Item]) -> str | list[Part]:
-    texts = [p["text"] if "text" in p else p["refusal"] for p in parts]
-    return texts[0] if len(texts) == 1 else [TextPart(text) for text in texts]
+    found = [_part(p) for p in parts]
+    if len(found) == 1 and isinstance(found[0], TextPart):
+        return found[0].text
+    return found
+
+
+def _part(part: Item) -> Part:
+    if part["type"] == "input_image":
+        return ImagePart(part["image_url"], part.get("detail") == "low", "input")
+    return TextPart(part["text"] if "text" in part else part["refusal"])
 
 
 def thought_of(item: Item) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from millrace.api.responses.truncation import reserve, shortest_cut
 from millrace.errors import BadRequest, ContextLengthExceeded, PreviousResponseNotFound
 from millrace.serving.forms import demanded
 from millrace.serving.model import ServedModel
+from millrace.serving.pictures import prepared
 from millrace.serving.request import Request
 from millrace.serving.thinking import strange_arguments, thinking_of
 from millrace.serving.toolbox import ChosenTools, choose, open_tools
@@ -46,7 +46,9 @@ async def prepare(
     chosen = choose(wire.tool_choice, box)
     work = _Work(wire, model, chosen, _demand(wire), id)
     with in_words(HERE):
-        request, deaf = await asyncio.to_thread(work.request, items)
+        request, deaf = await prepared(
+            model.pictures, lambda: work.chat(items), lambda chat: work.request(items, chat)
+        )
     ignored = [
         *box.ignored,
         *(_NAMES.get(name, name) for name in deaf),
@@ -153,40 +155,41 @@ class _Work:
     demand: Demand | None
     id: str
 
-    def request(self, items: list[Item]) -> tuple[Request, list[str]]:
-        """The request, and the fields that the model is deaf to."""
+    def request(self, items: list[Item], chat: Conversation) -> tuple[Request, list[str]]:
+        """The request, and the fields that the model is deaf to; `chat` is that of all items."""
         try:
-            built = self._build(items)
+            built = self._build(chat)
         except ContextLengthExceeded:
-            shorter = self._shortened(items) if self.wire.truncation == "auto" else None
+            shorter = self._shortened(items, chat) if self.wire.truncation == "auto" else None
             if shorter is None:
                 raise
             built = shorter
         assert built.chat is not None
         return built, self.model.dialect.ignored(built.chat)
 
-    def _shortened(self, items: list[Item]) -> Request | None:
+    def _shortened(self, items: list[Item], whole: Conversation) -> Request | None:
         window = self.model.window
         limit = window - reserve(window, self.wire.max_output_tokens)
-        return shortest_cut(
-            items, self._fitting, lambda r: r is not None and len(r.prompt) <= limit
-        )
 
-    def _fitting(self, items: Sequence[Item]) -> Request | None:
-        try:
-            return self._build(items)
-        except ContextLengthExceeded:
-            return None
+        def fitting(kept: Sequence[Item]) -> Request | None:
+            chat = self.chat(kept)
+            chat.adopt(whole)
+            try:
+                return self._build(chat)
+            except ContextLengthExceeded:
+                return None
 
-    def _build(self, items: Sequence[Item]) -> Request:
+        return shortest_cut(items, fitting, lambda r: r is not None and len(r.prompt) <= limit)
+
+    def _build(self, chat: Conversation) -> Request:
         wire = self.wire
-        request = self.model.chat(self.id, self._chat(items), self.demand)
+        request = self.model.chat(self.id, chat, self.demand)
         fill(request, wishes_of(wire, max_tokens="max_output_tokens"), self.model)
         if wire.top_logprobs or "message.output_text.logprobs" in (wire.include or []):
             request.logprobs = wire.top_logprobs or 0
         return request
 
-    def _chat(self, items: Sequence[Item]) -> Conversation:
+    def chat(self, items: Sequence[Item]) -> Conversation:
         wire, reasoning = self.wire, self.wire.reasoning
         thinking = thinking_of(wire)
         current = reasoning is not None and reasoning.context == "current_turn"

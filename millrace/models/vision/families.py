@@ -79,7 +79,7 @@ def family_of(settings: dict[str, Any], folder: Path | None = None) -> Family | 
     family = _BY_TYPE.get(kind.lower())
     if family is not None and not family.proven(settings):
         family = None
-    text = importlib.util.find_spec("mlx_lm") is not None and _known_to_mlx_lm(kind)
+    text = _known_to_mlx_lm(kind)
     if family is None:
         if text:
             log.warning("pictures are refused: models of the kind %s are served as text only", kind)
@@ -128,4 +128,7 @@ def merge_size(settings: dict[str, Any]) -> int:
 def _known_to_mlx_lm(kind: str) -> bool:
     if not kind.replace("_", "").isalnum():
         return False
-    return importlib.util.find_spec(f"mlx_lm.models.{kind}") is not None
+    # To look for a module of a package is to import the package, and MLX with it.
+    package = importlib.util.find_spec("mlx_lm")
+    origin = package.origin if package is not None else None
+    return origin is not None and (Path(origin).parent / "models" / f"{kind}.py").is_file()
