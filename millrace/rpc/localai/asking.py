@@ -80,7 +80,7 @@ def is_chat(wire: Any) -> bool:
 def _refuse(wire: Any) -> None:
     for name, what in _MEDIA.items():
         if getattr(wire, name):
-            raise Unsupported(f"'{name}': the model takes no {what}.", param=name)
+            raise Unsupported(f"'{name}': {what} are not taken over this protocol yet.", param=name)
     for name, plain in _REFUSED.items():
         if getattr(wire, name) not in plain:
             raise Unsupported(f"'{name}' is not supported by this server.", param=name)
