@@ -117,6 +117,8 @@ def build(
         )
     if not on_cpu:
         transport.send(Loading("compiling kernels"))
+        if loaded.sees:
+            loaded.model.warm_up()
         warm_up(runner, Sampler(backend), min(config.max_running, 64), config.prefill_chunk or 0)
     engine = assemble(
         runner,

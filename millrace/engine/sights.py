@@ -38,6 +38,7 @@ class Sights:
         """`model` is the engine's, whether it takes pictures or not."""
         self._model = model if getattr(model, "sees", False) else None
         self._pixels: dict[str, Mapping[str, Tensor]] = {}
+        self._arrays: dict[str, dict[str, mx.array]] = {}
         self._under_way: dict[str, Any] = {}
         self._features: dict[str, Any] = {}
 
@@ -59,7 +60,7 @@ class Sights:
 
     def drop(self, digests: Sequence[str]) -> None:
         for digest in digests:
-            for held in (self._pixels, self._under_way, self._features):
+            for held in (self._pixels, self._arrays, self._under_way, self._features):
                 held.pop(digest, None)
 
     def encode(self, operation: EncodePicture) -> PictureResult:
@@ -68,25 +69,40 @@ class Sights:
         begin = time.perf_counter()
         result = PictureResult(digest, operation.requests, parts=operation.parts)
         try:
-            if digest not in self._under_way:
-                self._under_way[digest] = self._begun(operation)
-            if self._under_way[digest].run(operation.parts):
-                features = self._under_way.pop(digest).features
-                self._features[digest] = features
-                result.done, result.nbytes = True, features.nbytes
+            while not result.done:
+                # Each takes a while: where others wait, one of them at a time.
+                if digest in self._pixels:
+                    self._take(digest)
+                elif digest in self._arrays:
+                    self._lay_out(operation)
+                else:
+                    self._run(operation, result)
+                if operation.parts:
+                    break
         except Exception as error:  # whatever a vision tower raises is those requests' own
             self.drop([digest])
             result.problem = str(error) or repr(error)
         result.seconds = time.perf_counter() - begin
         return result
 
-    def _begun(self, operation: EncodePicture) -> Any:
+    def _take(self, digest: str) -> None:
+        arrays = {name: _array(tensor) for name, tensor in self._pixels.pop(digest).items()}
+        mx.eval(arrays)
+        self._arrays[digest] = arrays
+
+    def _lay_out(self, operation: EncodePicture) -> None:
         assert self._model is not None
-        tensors = {name: _array(t) for name, t in self._pixels.pop(operation.digest).items()}
-        encoding = self._model.encode(operation.tokens, tensors)
+        arrays = self._arrays.pop(operation.digest)
+        encoding = self._model.encode(operation.tokens, arrays)
         if (length := encoding.features.length) != len(operation.tokens):
             raise ValueError(f"it has {length} features and {len(operation.tokens)} tokens")
-        return encoding
+        self._under_way[operation.digest] = encoding
+
+    def _run(self, operation: EncodePicture, result: PictureResult) -> None:
+        if self._under_way[operation.digest].run(operation.parts):
+            features = self._under_way.pop(operation.digest).features
+            self._features[operation.digest] = features
+            result.done, result.nbytes = True, features.nbytes
 
     def view(self, request: Submit, length: int) -> View | None:
         """Of a prompt of so many tokens, what was generated before included."""

@@ -19,6 +19,11 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return World(request.param, tmp_path_factory.mktemp(request.param))
 
 
+def test_a_warm_up_changes_nothing(world: World) -> None:
+    world.model.warm_up()
+    assert world.bench().run([world.ask(ONE)])[ONE, 0] == world.expected[ONE]
+
+
 @pytest.mark.parametrize("which", [PLAIN, ONE, EARLIER, THREE])
 def test_alone_it_equals_mlx_vlm(world: World, which: int) -> None:
     bench = world.bench()

@@ -33,7 +33,7 @@ class Eyes(Bench):
     def held(self) -> list[str]:
         """Pictures that the engine has anything of."""
         sights = self.engine._sights
-        return [*sights._pixels, *sights._under_way, *sights._features]
+        return [*sights._pixels, *sights._arrays, *sights._under_way, *sights._features]
 
     def _deliver(self, message: FromEngine) -> None:
         if isinstance(message, PicturesWanted):

@@ -151,6 +151,20 @@ class VisionLanguageModel(nn.Module):  # type: ignore[misc]
         features = self._laid_out(tokens, tensors)
         return Encoding(features, self._stages.take())
 
+    def warm_up(self) -> None:
+        """Run the vision tower once, where a picture can be made up: its kernels are compiled then."""
+        if not self.family.grids:
+            return
+        config = self.inner.config
+        tower = config.vision_config
+        side = 8 * self.merge
+        width = tower.in_channels * tower.temporal_patch_size * tower.patch_size**2
+        tensors = {
+            "pixel_values": mx.zeros((side * side, width)),
+            "image_grid_thw": mx.array([[1, side, side]]),
+        }
+        self.encode([config.image_token_id] * 64, tensors).run(0)
+
     def _laid_out(self, tokens: Sequence[int], tensors: Mapping[str, mx.array]) -> Features:
         if self.family.deep:
             # Its own way of putting features in their places computes them at once.

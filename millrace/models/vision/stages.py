@@ -46,11 +46,20 @@ class _Stage(nn.Module):  # type: ignore[misc]
         self._note = given.append
 
     def __call__(self, *args: Any, **more: Any) -> Any:
+        if (bounds := more.get("cu_seqlens")) is not None:
+            more["cu_seqlens"] = _without_empty(bounds)
         given = self.layer(*args, **more)
         arrays = [value for _, value in tree_flatten(given) if isinstance(value, mx.array)]
         if arrays:
             self._note(arrays[0])
         return given
+
+
+def _without_empty(bounds: mx.array) -> mx.array:
+    """Where windows of patches end, each once: attention over none at all ends the process on CUDA."""
+    ends = bounds.tolist()
+    unique = sorted(set(ends))
+    return bounds if len(unique) == len(ends) else mx.array(unique, bounds.dtype)
 
 
 def _lists(part: Any) -> list[list[Any]]:
