@@ -5,6 +5,7 @@ What only says how work is to be done, and not what is answered, is taken as the
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import secrets
@@ -15,16 +16,17 @@ from typing import Any
 from millrace.errors import BadRequest, Unsupported
 from millrace.rpc.localai.holder import Held
 from millrace.serving.model import ServedModel
+from millrace.serving.pictures import prepared
 from millrace.serving.request import Request
 from millrace.serving.thinking import strange_arguments, template_switch
 from millrace.serving.toolbox import ChosenTools, choose, flat_tool, open_tools
 from millrace.serving.wishes import Wishes, fill
-from millrace.text.conversation import Conversation, turn_of
+from millrace.text.conversation import Conversation, ImagePart, TextPart, Turn, turn_of
 from millrace.text.grammar import Demand
 
 _CALLED = {"stop": "StopPrompts"}
 _HERE = {"thinking": "Metadata.enable_thinking", "effort": "Metadata.reasoning_effort"}
-_MEDIA = {"Images": "pictures", "Videos": "videos", "Audios": "sounds"}
+_MEDIA = {"Videos": "videos", "Audios": "sounds"}
 _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "Mirostat": (0,),
     "TailFreeSamplingZ": (0.0, 1.0),
@@ -51,25 +53,44 @@ class Asked:
     """The names of wishes that this model cannot be steered by."""
 
 
-def asked_of(wire: Any, held: Held, model: ServedModel) -> Asked:
-    """Renders and tokenises: not for the event loop."""
+async def asked_of(wire: Any, held: Held, model: ServedModel) -> Asked:
+    """What takes long, rendering, tokenising and pictures, is done on threads."""
     _refuse(wire)
     demand = Demand("grammar", wire.Grammar, "Grammar") if wire.Grammar.strip() else None
     id = f"localai-{secrets.token_hex(12)}"
-    ignored: list[str] = []
     if is_chat(wire):
-        chat = conversation_of(wire)
-        request = model.chat(id, chat, demand)
-        ignored = [_HERE[name] for name in model.dialect.ignored(chat)]
-        ignored += strange_arguments(_template_arguments(wire), model.dialect)
-    else:
-        _refuse_forced_tools(wire, demand)
-        model.need_text()
-        request = Request(id=id, prompt=model.text_prompt(wire.Prompt), grammar=model.form(demand))
+
+        def finish(chat: Conversation) -> Asked:
+            request = model.chat(id, chat, demand)
+            ignored = [_HERE[name] for name in model.dialect.ignored(chat)]
+            ignored += strange_arguments(_template_arguments(wire), model.dialect)
+            return _filled(request, wire, held, model, ignored)
+
+        return await prepared(model.pictures, lambda: conversation_of(wire), finish)
+    _refuse_forced_tools(wire, demand)
+    model.need_text()
+    tokens = await asyncio.to_thread(model.text_prompt, wire.Prompt)
+    raw = await model.pictures.placed(tokens, _pictures(wire), model.tokenizer)
+
+    def write() -> Asked:
+        request = Request(id=id, prompt=raw.tokens, grammar=model.form(demand))
+        request.media, request.pictures = raw.media, raw.pictures
+        return _filled(request, wire, held, model, [])
+
+    return await asyncio.to_thread(write)
+
+
+def _filled(
+    request: Request, wire: Any, held: Held, model: ServedModel, ignored: list[str]
+) -> Asked:
     fill(request, _wishes(wire, held), model, _CALLED)
     request.end_token_ids = list(held.plan.end_ids)
     request.logprobs = _logprobs(wire)
     return Asked(request, ignored)
+
+
+def _pictures(wire: Any) -> list[ImagePart]:
+    return [ImagePart(image, where=f"Images[{at}]") for at, image in enumerate(wire.Images)]
 
 
 def is_chat(wire: Any) -> bool:
@@ -154,8 +175,11 @@ def conversation_of(wire: Any) -> Conversation:
     tools = _tools(wire)
     arguments = _template_arguments(wire)
     switch = template_switch(arguments)
+    turns = [turn_of(_message(m)) for m in wire.Messages]
+    if wire.Images:
+        _show(turns, _pictures(wire))
     return Conversation(
-        messages=[turn_of(_message(m)) for m in wire.Messages],
+        messages=turns,
         tools=tools.functions,
         tool_choice=tools.choice,
         tool_name=tools.name,
@@ -163,6 +187,15 @@ def conversation_of(wire: Any) -> Conversation:
         effort=wire.Metadata.get("reasoning_effort") or None,
         template_arguments=arguments,
     )
+
+
+def _show(turns: list[Turn], pictures: list[ImagePart]) -> None:
+    """Pictures come beside the messages, all in one list: they are the last question's."""
+    asked = next((turn for turn in reversed(turns) if turn.role == "user"), None)
+    if asked is None:
+        raise BadRequest("'Images' need a message of the user's.", param="Images")
+    text = asked.content if isinstance(asked.content, str) else ""
+    asked.content = [*pictures, TextPart(text)] if text else [*pictures]
 
 
 def _message(wire: Any) -> dict[str, Any]:

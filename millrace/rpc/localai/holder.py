@@ -20,6 +20,7 @@ from millrace.serving.adapters import AdapterLibrary
 from millrace.serving.catalogue import Catalogue
 from millrace.serving.client import EngineClient
 from millrace.serving.keeper import State
+from millrace.serving.media import MediaDesk
 from millrace.serving.metrics import Metrics
 from millrace.serving.model import ServedModel
 from millrace.serving.opening import Opening, Workplace
@@ -49,12 +50,18 @@ class Held:
 
 class Holder:
     def __init__(
-        self, base: EngineConfig, workplace: Workplace, metrics: Metrics, patience: float
+        self,
+        base: EngineConfig,
+        workplace: Workplace,
+        metrics: Metrics,
+        media: MediaDesk,
+        patience: float,
     ) -> None:
         """`patience` is how many seconds running answers get when their model is let go of."""
         self.base = base
         self._workplace = workplace
         self._metrics = metrics
+        self._media = media
         self._patience = patience
         self._held: Held | None = None
         self._changing = asyncio.Lock()
@@ -101,6 +108,7 @@ class Holder:
                 idle=_IDLE,
                 max_queue=plan.max_queue,
                 adapters=adapters,
+                media=self._media,
             )
             limit = plan.memory or await asyncio.to_thread(device_budget)
             registry = Registry(

@@ -15,10 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from millrace import logs
+from millrace.media.limits import MediaLimits
 from millrace.rpc.localai.holder import Holder
 from millrace.rpc.localai.service import Backend
 from millrace.rpc.localai.settings import Settings
 from millrace.rpc.server import listen, make_server
+from millrace.serving.media import MediaDesk
 from millrace.serving.metrics import Metrics
 from millrace.serving.opening import Workplace
 
@@ -37,7 +39,9 @@ async def serve(settings: Settings) -> None:
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # a terminal's is for the door to act on
     loop.add_reader(sys.stdin.fileno(), _heard, ended)
     workplace = Workplace()
-    holder = Holder(settings.engine, workplace, Metrics(), settings.drain)
+    # LocalAI fetches what is to be fetched, and sends pictures themselves.
+    media = MediaDesk(MediaLimits(remote=False))
+    holder = Holder(settings.engine, workplace, Metrics(), media, settings.drain)
     server = make_server()
     server.add_generic_rpc_handlers((Backend(holder, settings.name).handlers(),))
     try:
@@ -48,6 +52,7 @@ async def serve(settings: Settings) -> None:
         loop.remove_reader(sys.stdin.fileno())
         await server.stop(0)
         await holder.stop()
+        await media.close()
         workplace.remove()
 
 

@@ -25,6 +25,7 @@ from millrace.rpc.localai.settings import Name
 from millrace.rpc.protofile import Method
 from millrace.serving.handing import Origin, run
 from millrace.serving.model import Running, ServedModel
+from millrace.serving.pictures import prepared
 from millrace.serving.request import check_tokens
 from millrace.text.conversation import Conversation, Turn
 
@@ -117,7 +118,7 @@ class Backend:
     @contextlib.asynccontextmanager
     async def _running(self, message: Any, context: Any, method: str) -> AsyncIterator[Replies]:
         async with self._holder.asked(message.ModelIdentity) as (held, model):
-            asked: Asked = await asyncio.to_thread(asked_of, message, held, model)
+            asked: Asked = await asked_of(message, held, model)
             running: Running = run(model, asked.request, _origin(method))
             if asked.ignored:
                 plain = (n.encode("unicode_escape").decode("ascii") for n in asked.ignored)
@@ -134,13 +135,16 @@ class Backend:
                 self._rate = replies.rate or self._rate
 
     async def tokenize_string(self, message: Any, context: Any) -> Any:
-        def read(model: ServedModel) -> list[int]:
-            if is_chat(message):
-                return model.render(conversation_of(message)).tokens
-            return model.encode([message.Prompt], special=True)[0]
-
         async with self._holder.asked(message.ModelIdentity) as (_, model):
-            tokens = await asyncio.to_thread(read, model)
+            if is_chat(message):
+                tokens = await prepared(
+                    model.pictures,
+                    lambda: conversation_of(message),
+                    lambda chat: model.render(chat).tokens,
+                )
+            else:
+                found = await asyncio.to_thread(model.encode, [message.Prompt], special=True)
+                tokens = found[0]
         return wire.TokenizationResponse(length=len(tokens), tokens=tokens)
 
     async def detokenize(self, message: Any, context: Any) -> Any:
