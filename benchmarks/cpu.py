@@ -5,8 +5,8 @@
 FOLDER is one in which `npm i node-llama-cpp --ignore-scripts` has been run. Prompts are token ids drawn at
 random, new in every turn; ours go through the HTTP server, with guesses off. Then, with guesses on, text
 that repeats itself; the engine's resident memory over the file's size; and, with `--long`, prompts of
-1,000, 8,773, 16,000 and 20,078 tokens. `--clients` adds `millrace bench`'s 8 clients with prompts of 40 to
-900 tokens.
+8,773, 16,000 and 20,078 tokens beside ones of 1,000. `--clients` adds `millrace bench`'s 8 clients with
+prompts of 40 to 900 tokens. `--only` runs some of these parts alone.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 LENGTHS = (230, 2000)
-LONG = (1000, 8773, 16000, 20078)
+SHORT, LONG = 1000, (8773, 16000, 20078)
 OUT = 64
 AT_LEAST, GUESSED_AT_LEAST, MEMORY_AT_MOST, GROWTH_AT_MOST = 0.5, 1.0, 1.5, 3.0
 
@@ -54,26 +54,23 @@ def main() -> None:
     console.print(f"{platform.machine()}, {os.cpu_count()} cores", style="dim")
     with tempfile.TemporaryDirectory(prefix="bench-cpu-") as folder:
         logs = Path(folder)
-        with ExitStack() as stack:
-            theirs = stack.enter_context(_llama(options, logs))
-            ours = stack.enter_context(_server(options, logs, "--speculate", "0"))
-            # Before the prefix cache has anything: it keeps what prompts leave, within its own budget.
-            _ours(ours, [1000] * 40)
-            resident = _resident(ours)
-            size = options.gguf.stat().st_size
-            _verdict(console, "resident over file", resident / size, most=MEMORY_AT_MOST)
-            console.print(f"  {resident >> 20} MiB, {size >> 20} MiB", style="dim")
-            _plain(options, console, theirs, ours)
-        with ExitStack() as stack:
-            theirs = stack.enter_context(_llama(options, logs))
-            ours = stack.enter_context(_server(options, logs))
-            _guessed(options, console, theirs, ours)
-        if options.long:
-            with _server(options, logs, "--speculate", "0", "--context", "40000") as ours:
-                _long(console, ours)
-        if options.clients:
-            with _server(options, logs) as ours:
-                _clients(console, ours)
+        for part, measure in _PARTS.items():
+            if part in options.only:
+                measure(options, console, logs)
+
+
+def _steady(options: argparse.Namespace, console: Console, logs: Path) -> None:
+    """Memory, and speeds without guesses."""
+    with ExitStack() as stack:
+        theirs = stack.enter_context(_llama(options, logs))
+        ours = stack.enter_context(_server(options, logs, "--speculate", "0"))
+        # Before the prefix cache has anything: it keeps what prompts leave, within its own budget.
+        _ours(ours, [1000] * 40)
+        resident = _resident(ours)
+        size = options.gguf.stat().st_size
+        _verdict(console, "resident over file", resident / size, most=MEMORY_AT_MOST)
+        console.print(f"  {resident >> 20} MiB, {size >> 20} MiB", style="dim")
+        _plain(options, console, theirs, ours)
 
 
 def _options() -> argparse.Namespace:
@@ -83,8 +80,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--long", action="store_true", help="also prompts of up to 20,078 tokens")
     parser.add_argument("--clients", action="store_true", help="also 8 clients at once")
+    parser.add_argument("--only", nargs="+", choices=_PARTS, help="these parts, no others")
     parser.add_argument("--seed", type=int, default=0)
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.only is None:
+        wanted = {"steady": True, "guessed": True, "long": options.long, "clients": options.clients}
+        options.only = [part for part, is_wanted in wanted.items() if is_wanted]
+    return options
 
 
 @contextmanager
@@ -179,38 +181,59 @@ def _plain(options: argparse.Namespace, console: Console, theirs: Child, ours: C
         _verdict(console, name, ratio, least=AT_LEAST)
 
 
-def _guessed(options: argparse.Namespace, console: Console, theirs: Child, ours: Child) -> None:
+def _guessed(options: argparse.Namespace, console: Console, logs: Path) -> None:
     """A list that goes on as it began: guesses hold."""
     words = ["red", "green", "blue", "black", "white"]
     text = "\n".join(f"Item {i}: the colour is {words[i % 5]}." for i in range(40))
-    tokens = httpx.post(f"{ours.url}/tokenize", json={"prompt": text}, timeout=60).json()["tokens"]
     pairs = []
-    for turn in range(options.rounds + 1):
-        pair = _theirs(theirs, tokens), _ours(ours, tokens, 200)[0]
-        if turn:
-            pairs.append(pair)
+    with ExitStack() as stack:
+        theirs = stack.enter_context(_llama(options, logs))
+        ours = stack.enter_context(_server(options, logs))
+        answer = httpx.post(f"{ours.url}/tokenize", json={"prompt": text}, timeout=60)
+        tokens = answer.json()["tokens"]
+        for turn in range(options.rounds + 1):
+            pair = _theirs(theirs, tokens), _ours(ours, tokens, 200)[0]
+            if turn:
+                pairs.append(pair)
     them, us = (statistics.median(p[k].decode for p in pairs) for k in (0, 1))
     console.print(f"text that repeats itself: llama.cpp {them:.0f}, millrace {us:.0f} tokens/s")
     _verdict(console, "decode with guesses", us / them, least=GUESSED_AT_LEAST)
 
 
-def _long(console: Console, ours: Child) -> None:
+def _long(options: argparse.Namespace, console: Console, logs: Path) -> None:
+    """Long prompts, each between short ones: the machine's own speed may change meanwhile."""
     dice = random.Random(7)
-    per_token: dict[int, float] = {}
-    for length in LONG:
-        _, first = _ours(ours, [dice.randrange(300, 30_000) for _ in range(length)], 2)
-        per_token[length] = first / length
-        console.print(f"a prompt of {length:,} tokens: {first:.1f} s to the first token")
-    ratio = per_token[16000] / per_token[1000]
-    _verdict(console, "time per token at 16,000 over 1,000", ratio, most=GROWTH_AT_MOST)
+    ratios: dict[int, float] = {}
+    with _server(options, logs, "--speculate", "0", "--context", "40000") as ours:
+
+        def per_token(length: int) -> float:
+            prompt = [dice.randrange(300, 30_000) for _ in range(length)]
+            return _ours(ours, prompt, 2)[1] / length
+
+        per_token(SHORT)
+        short = [per_token(SHORT) for _ in range(3)]
+        for length in LONG:
+            seen = per_token(length)
+            before, short = short, [per_token(SHORT) for _ in range(3)]
+            ratios[length] = seen / statistics.median(before + short)
+            console.print(
+                f"a prompt of {length:,} tokens: {seen * length:.1f} s to the first token, "
+                f"{ratios[length]:.2f} times as long for each as of {SHORT:,}"
+            )
+    name = f"time per token at 16,000 over {SHORT:,}"
+    _verdict(console, name, ratios[16000], most=GROWTH_AT_MOST)
 
 
-def _clients(console: Console, ours: Child) -> None:
-    command = [sys.executable, "-m", "millrace", "bench", "--target", f"millrace={ours.url}"]
-    command += ["--clients", "8", "--requests", "64"]
-    command += ["--prompt-tokens", "40:900", "--output-tokens", "16:96"]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ})
+def _clients(options: argparse.Namespace, console: Console, logs: Path) -> None:
+    with _server(options, logs) as ours:
+        command = [sys.executable, "-m", "millrace", "bench", "--target", f"millrace={ours.url}"]
+        command += ["--clients", "8", "--requests", "64"]
+        command += ["--prompt-tokens", "40:900", "--output-tokens", "16:96"]
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ})
     console.print(done.stdout or done.stderr, highlight=False)
+
+
+_PARTS = {"steady": _steady, "guessed": _guessed, "long": _long, "clients": _clients}
 
 
 def _resident(server: Child) -> int:
