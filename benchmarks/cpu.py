@@ -29,9 +29,7 @@ from pathlib import Path
 
 import httpx
 from common import HERE, Child, child, free_port, wait_healthy, warn_if_busy
-from rich.box import SIMPLE
 from rich.console import Console
-from rich.table import Table
 
 LENGTHS = (230, 2000)
 SHORT, LONG = 1000, (8773, 16000, 20078)
@@ -160,25 +158,18 @@ def _ours(server: Child, prompt: list[int] | str, out: int = OUT) -> tuple[Speed
 
 def _plain(options: argparse.Namespace, console: Console, theirs: Child, ours: Child) -> None:
     dice = random.Random(options.seed)
-    table = Table(title="one stream, tokens/s", title_justify="left", box=SIMPLE)
-    for name in ("", "llama.cpp", "millrace", "ratio"):
-        table.add_column(name, justify="left" if not name else "right")
-    ratios: dict[str, float] = {}
     for length in LENGTHS:
         pairs: list[tuple[Speed, Speed]] = []
-        for turn in range(options.rounds + 1):
+        cold = int(length == LENGTHS[0])
+        for _ in range(options.rounds + cold):
             prompt = [dice.randrange(300, 30_000) for _ in range(length)]
-            pair = _theirs(theirs, prompt), _ours(ours, prompt)[0]
-            if turn:  # the first is to get warm
-                pairs.append(pair)
+            pairs.append((_theirs(theirs, prompt), _ours(ours, prompt)[0]))
+        del pairs[:cold]
         for what in ("prefill", "decode"):
             them, us = (statistics.median(getattr(p[k], what) for p in pairs) for k in (0, 1))
             name = f"{what}, {length} tokens"
-            ratios[name] = us / them
-            table.add_row(name, f"{them:.0f}", f"{us:.0f}", f"{us / them:.2f}")
-    console.print(table)
-    for name, ratio in ratios.items():
-        _verdict(console, name, ratio, least=AT_LEAST)
+            console.print(f"{name}: llama.cpp {them:.0f}, millrace {us:.0f} tokens/s")
+            _verdict(console, name, us / them, least=AT_LEAST)
 
 
 def _guessed(options: argparse.Namespace, console: Console, logs: Path) -> None:
