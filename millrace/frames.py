@@ -24,16 +24,18 @@ class Writes(Protocol):
 
 
 class Reads(Protocol):
-    def read(self, count: int, /) -> bytes: ...
+    def read(self, count: int, /) -> bytes | memoryview: ...
 
 
-def write_frame(file: Writes, data: bytes) -> None:
-    file.write(_LENGTH.pack(len(data)))
-    file.write(data)
+def write_frame(file: Writes, *parts: bytes) -> None:
+    """One frame of several parts: what is large is not copied to be put together."""
+    file.write(_LENGTH.pack(sum(map(len, parts))))
+    for part in parts:
+        file.write(part)
     file.flush()
 
 
-def read_frame(file: Reads) -> bytes | None:
+def read_frame(file: Reads) -> bytes | memoryview | None:
     """The next frame; None once the other side is gone."""
     head = file.read(_LENGTH.size)
     if len(head) < _LENGTH.size:
@@ -60,10 +62,10 @@ class WorkerEnd:
             data = read_frame(_Whole(self._tasks))
             if data is None:
                 return
-            yield data
+            yield bytes(data)
 
-    def reply(self, data: bytes) -> None:
-        write_frame(self._out, data)
+    def reply(self, *parts: bytes) -> None:
+        write_frame(self._out, *parts)
 
 
 class _Whole:

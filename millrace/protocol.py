@@ -115,7 +115,8 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True):
     dtype: str
     """As numpy names it: float32, int64, bool."""
     shape: tuple[int, ...]
-    data: bytes
+    data: memoryview
+    """A view of the message that it came in: pictures are not copied to be read."""
 
 
 class Picture(msgspec.Struct, tag="picture", frozen=True):

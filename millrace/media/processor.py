@@ -18,7 +18,7 @@ from millrace.errors import BadPicture
 from millrace.frames import WorkerEnd
 from millrace.media.decode import pixels
 from millrace.media.limits import MediaLimits
-from millrace.protocol import Tensor
+from millrace.protocol import Picture, Tensor, encoder
 
 IDLE = 900.0
 """Seconds without a picture after which a worker gives its memory back."""
@@ -37,9 +37,14 @@ class ProcessorConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProcessTask(msgspec.Struct):
-    data: bytes
-    """The file; empty to have the worker get ready."""
+    """A picture's file follows it in the same frame; without one, the worker gets ready."""
+
+    digest: str = ""
     low: bool = False
+
+    def parts(self, data: bytes) -> tuple[bytes, bytes, bytes]:
+        head = msgspec.msgpack.encode(self)
+        return bytes([len(head)]), head, data
 
 
 class ProcessedPicture(msgspec.Struct, tag="processed"):
@@ -47,7 +52,8 @@ class ProcessedPicture(msgspec.Struct, tag="processed"):
     """What stands in the prompt in the place of the placeholder."""
     tokens: int = 0
     grid: tuple[int, ...] = ()
-    tensors: dict[str, Tensor] = {}
+    picture: memoryview = memoryview(b"")
+    """The message to the engine, as it is sent: nobody on its way reads it."""
 
 
 class RefusedPicture(msgspec.Struct, tag="refused"):
@@ -82,8 +88,8 @@ class Processor:
         )
         self._tokenizer: Any = getattr(self._processor, "tokenizer", self._processor)
 
-    def seen(self, task: ProcessTask) -> ProcessedPicture:
-        image = pixels(task.data, self._config.limits, low=task.low)
+    def seen(self, data: bytes, digest: str = "", *, low: bool = False) -> ProcessedPicture:
+        image = pixels(data, self._config.limits, low=low)
         try:
             found = dict(self._processor(text=[self._config.placeholder], images=[image]))
         except ValueError as error:
@@ -99,7 +105,7 @@ class Processor:
             text=self._text(ids),
             tokens=ids.count(self._config.token),
             grid=() if grid is None else tuple(int(n) for n in _array(grid).reshape(-1)[:3]),
-            tensors=tensors,
+            picture=memoryview(encoder.encode(Picture(digest, tensors))),
         )
 
     def _text(self, ids: list[int]) -> str:
@@ -138,13 +144,16 @@ def _tensor(value: Any) -> Tensor:
     if array.dtype == object:
         raise BadPicture("The model's processor cuts the picture into pieces of different sizes.")
     array = array.astype(array.dtype.newbyteorder("<"), copy=False)
-    return Tensor(array.dtype.name, array.shape, array.tobytes())
+    return Tensor(array.dtype.name, array.shape, memoryview(array.tobytes()))
 
 
-def reply_to(processor: Processor, data: bytes) -> Reply:
-    task = _task_decoder.decode(data)
+def reply_to(processor: Processor, frame: bytes) -> Reply:
+    begin = 1 + frame[0]
+    task = _task_decoder.decode(frame[1:begin])
     try:
-        return processor.seen(task) if task.data else ProcessedPicture()
+        if len(frame) == begin:
+            return ProcessedPicture()
+        return processor.seen(frame[begin:], task.digest, low=task.low)
     except BadPicture as error:
         return RefusedPicture(error.message)
     except Exception:  # the front says so to the one who asked, and the next picture is another's

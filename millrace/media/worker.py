@@ -22,13 +22,6 @@ _ROOM = 2 << 30
 """Bytes of address space beside what the largest picture takes."""
 
 
-class LookTask(msgspec.Struct):
-    data: bytes
-    """The file."""
-    low: bool = False
-    """Few pixels are enough."""
-
-
 class SeenPicture(msgspec.Struct, tag="seen"):
     """A picture that can be decoded."""
 
@@ -41,14 +34,17 @@ class BrokenPicture(msgspec.Struct, tag="broken"):
     message: str
 
 
-_task_decoder = msgspec.msgpack.Decoder(LookTask)
 reply_decoder = msgspec.msgpack.Decoder(SeenPicture | BrokenPicture)
 
 
-def reply_to(data: bytes, limits: MediaLimits) -> SeenPicture | BrokenPicture:
-    task = _task_decoder.decode(data)
+def task_of(data: bytes, low: bool) -> tuple[bytes, bytes]:
+    """A file to be looked at, and whether few pixels are enough; in parts, as it may be large."""
+    return bytes([low]), data
+
+
+def reply_to(task: bytes, limits: MediaLimits) -> SeenPicture | BrokenPicture:
     try:
-        image = pixels(task.data, limits, low=task.low)
+        image = pixels(task[1:], limits, low=bool(task[0]))
         return SeenPicture(digest_of(image), *image.size)
     except BadPicture as error:
         return BrokenPicture(error.message)

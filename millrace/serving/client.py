@@ -88,7 +88,7 @@ class EngineClient:
         self._weighed: tuple[Ready | None, DeviceMemory | None] = (None, None)
         """An engine, and its device's memory when it last told."""
         self._queries = CacheQueries(self._keeper.send)
-        self._supply = PictureSupply(self._keeper.send, lambda: self.ready, self._failed)
+        self._supply = PictureSupply(self._keeper.send_encoded, lambda: self.ready, self._failed)
         self._numbers = itertools.count(1)
         self.in_flight: dict[int, Active] = {}
         self.when_idle: Callable[[], None] = lambda: None

@@ -52,6 +52,8 @@ class Garbled(Exception):
 class Connection(Protocol):
     def send(self, message: ToEngine) -> None: ...
 
+    def send_encoded(self, message: memoryview) -> None: ...
+
     async def receive(self) -> FromEngine:
         """The next message. Raises EngineGone once the engine has ended and nothing is left."""
 
@@ -119,6 +121,9 @@ class ProcessConnection:
     def send(self, message: ToEngine) -> None:
         # Never blocks: the queue has no limit, and a dead peer's queue goes with the socket.
         self._socket.send(encoder.encode(message))
+
+    def send_encoded(self, message: memoryview) -> None:
+        self._socket.send(message, copy=False)
 
     async def receive(self) -> FromEngine:
         if self._hearing is None:

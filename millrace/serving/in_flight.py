@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import msgspec
 
 from millrace.errors import MillraceError
-from millrace.protocol import Choice, Picture, Prefilled, PromptLogprobs, RowTokens, Submit
+from millrace.protocol import Choice, Prefilled, PromptLogprobs, RowTokens, Submit
 from millrace.serving.active import Active, Outcome, Phase
 from millrace.text.deltas import Idle
 
@@ -38,8 +38,8 @@ class InFlight(Active):
         endpoint: str = "",
     ) -> None:
         self.submit = submit
-        self.picture: Callable[[str], Awaitable[Picture]] | None = None
-        """Makes one of the request's pictures ready for the engine, by its digest."""
+        self.picture: Callable[[str], Awaitable[memoryview]] | None = None
+        """One of the request's pictures by its digest, as the message that the engine is sent."""
         self.generated: dict[int, list[int]] = {c.index: list(c.generated) for c in submit.choices}
         super().__init__(id, submit.id, set(self.generated), abandon, endpoint)
         self._scored = False

@@ -9,7 +9,7 @@ from millrace.config import EngineConfig
 from millrace.engine.transport import ThreadTransport
 from millrace.errors import MillraceError
 from millrace.flight import Reading
-from millrace.protocol import Failed, FromEngine, Shutdown, ToEngine
+from millrace.protocol import Failed, FromEngine, Shutdown, ToEngine, to_engine
 from millrace.serving.connection import EngineGone
 from millrace.serving.suspicion import Cause
 
@@ -30,6 +30,9 @@ class ThreadConnection:
 
     def send(self, message: ToEngine) -> None:
         self._transport.put(message)
+
+    def send_encoded(self, message: memoryview) -> None:
+        self._transport.put(to_engine.decode(message))
 
     async def receive(self) -> FromEngine:
         item = await self._inbox.get()

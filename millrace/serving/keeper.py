@@ -119,6 +119,11 @@ class Keeper:
         if self._connection:
             self._connection.send(message)
 
+    def send_encoded(self, message: memoryview) -> None:
+        """The same for one that comes as it is sent: it may be too large to be looked at here."""
+        if self._connection:
+            self._connection.send_encoded(message)
+
     async def _keep(self) -> None:
         while self.failure is None:
             try:

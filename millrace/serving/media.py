@@ -20,7 +20,7 @@ from millrace.errors import BadPicture, DeadlineExceeded, Overloaded
 from millrace.media.fetch import Fetcher
 from millrace.media.limits import MediaLimits
 from millrace.media.sources import Inline, Local, Remote, read_local, source_of
-from millrace.media.worker import BrokenPicture, LookTask, SeenPicture, reply_decoder
+from millrace.media.worker import BrokenPicture, SeenPicture, reply_decoder, task_of
 from millrace.serving.pool import WorkerDied, WorkerPool
 
 T = TypeVar("T")
@@ -82,16 +82,16 @@ class MediaDesk:
         if (known := self._known.get(key)) is not None:
             self._known.move_to_end(key)
             return known
-        seen = await self._run(self._decoded, LookTask(data, low))
+        seen = await self._run(self._decoded, data, low)
         self._known[key] = seen
         if len(self._known) > _REMEMBERED:
             self._known.popitem(last=False)
         return seen
 
-    def _decoded(self, task: LookTask) -> SeenPicture:
+    def _decoded(self, data: bytes, low: bool) -> SeenPicture:
         try:
             reply: SeenPicture | BrokenPicture = reply_decoder.decode(
-                self._pool.run(msgspec.msgpack.encode(task), self.limits.decode_seconds)
+                self._pool.run(task_of(data, low), self.limits.decode_seconds)
             )
         except DeadlineExceeded:
             seconds = self.limits.decode_seconds

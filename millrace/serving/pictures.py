@@ -30,7 +30,7 @@ from millrace.media.processor import (
 )
 from millrace.models.files import read_json
 from millrace.models.vision.families import image_token, vision_in
-from millrace.protocol import Picture, Span
+from millrace.protocol import Span
 from millrace.serving.media import MediaDesk, PictureFile
 from millrace.serving.pool import WorkerPool
 from millrace.text.conversation import Conversation, ImagePart
@@ -133,7 +133,7 @@ class ModelPictures:
     def open(self) -> None:
         """Have the processor's process started, so that the first picture need not wait for it."""
         if self._pool is not None:
-            self._thread.submit(self._try, ProcessTask(b""))
+            self._thread.submit(self._try)
 
     def close(self) -> None:
         if self._pool is not None:
@@ -245,21 +245,21 @@ class ModelPictures:
         self._expansions.move_to_end(digest)
         return known
 
-    async def picture(self, held: HeldPicture) -> Picture:
-        """What the engine is given for a picture."""
+    async def picture(self, held: HeldPicture) -> memoryview:
+        """What the engine is given for a picture, as the message that it is sent."""
         made, held.processed = held.processed, None
         if made is None:
             made = await self._process(held.file)
-        return Picture(held.file.digest, made.tensors)
+        return made.picture
 
     async def _process(self, file: PictureFile) -> ProcessedPicture:
         loop = asyncio.get_running_loop()
-        task = ProcessTask(file.data, file.low)
-        return await loop.run_in_executor(self._thread, self._processed, task)
+        task = ProcessTask(file.digest, file.low)
+        return await loop.run_in_executor(self._thread, self._processed, task, file.data)
 
-    def _processed(self, task: ProcessTask) -> ProcessedPicture:
+    def _processed(self, task: ProcessTask, data: bytes) -> ProcessedPicture:
         assert self._pool is not None
-        reply = reply_decoder.decode(self._pool.run(msgspec.msgpack.encode(task), _PATIENCE))
+        reply = reply_decoder.decode(self._pool.run(task.parts(data), _PATIENCE))
         match reply:
             case ProcessedPicture():
                 return reply
@@ -269,9 +269,9 @@ class ModelPictures:
                 log.error("the processor of %s met an unexpected error\n%s", self._name, trace)
         raise RequestFailed("The server met an unexpected error in reading a picture.")
 
-    def _try(self, task: ProcessTask) -> None:
+    def _try(self) -> None:
         try:
-            self._processed(task)
+            self._processed(ProcessTask(), b"")
         except MillraceError as error:
             log.warning("%s: pictures cannot be read yet: %s", self._name, error.message)
 

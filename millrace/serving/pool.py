@@ -44,8 +44,8 @@ class WorkerPool:
         self._closed = False
         self._changed = threading.Condition()
 
-    def run(self, task: bytes, patience: float) -> bytes:
-        """The reply to a task, which may take `patience` seconds."""
+    def run(self, task: Sequence[bytes], patience: float) -> bytes | memoryview:
+        """The reply to a task, which may come in parts and take `patience` seconds."""
         for _ in range(_TRIES):
             worker = self._take()
             usable = False
@@ -146,10 +146,10 @@ class _Worker:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def ask(self, task: bytes, patience: float) -> bytes:
+    def ask(self, task: Sequence[bytes], patience: float) -> bytes | memoryview:
         pipes = cast(BinaryIO, self._process.stdin), cast(BinaryIO, self._process.stdout)
         try:
-            write_frame(_Unbuffered(pipes[0]), task)
+            write_frame(_Unbuffered(pipes[0]), *task)
             data = read_frame(_Patient(pipes[1], time.monotonic() + patience))
         except OSError as error:
             if isinstance(error, TimeoutError):
@@ -195,15 +195,16 @@ class _Patient:
         self._poll = select.poll()
         self._poll.register(pipe, select.POLLIN)
 
-    def read(self, count: int) -> bytes:
-        parts: list[bytes] = []
-        while count:
+    def read(self, count: int) -> memoryview:
+        # Into one place: to put parts together would hold the interpreter's lock for as long.
+        found = memoryview(bytearray(count))
+        done = 0
+        while done < count:
             left = self._deadline - time.monotonic()
             if left <= 0 or not self._poll.poll(left * 1000):
                 raise TimeoutError
-            part = self._pipe.read(min(count, 1 << 20))
-            if not part:
+            read: int = self._pipe.readinto(found[done:])  # type: ignore[attr-defined]
+            if not read:
                 break
-            parts.append(part)
-            count -= len(part)
-        return b"".join(parts)
+            done += read
+        return found[:done]

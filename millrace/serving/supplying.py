@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from millrace.protocol import ToEngine
 from millrace.serving.active import Active
 from millrace.serving.in_flight import InFlight
 
@@ -17,7 +16,7 @@ from millrace.serving.in_flight import InFlight
 class PictureSupply:
     def __init__(
         self,
-        send: Callable[[ToEngine], None],
+        send: Callable[[memoryview], None],
         engine: Callable[[], object],
         failed: Callable[[InFlight, Exception], None],
     ) -> None:

@@ -53,7 +53,7 @@ class TextDesk:
             data = msgspec.json.encode(task)
         except (TypeError, ValueError):
             return task.run(self._side)  # only Python callers can give what is no JSON
-        return cast(T, _result(reply_decoder.decode(self._workers.run(data, PATIENCE))))
+        return cast(T, _result(reply_decoder.decode(self._workers.run([data], PATIENCE))))
 
     def close(self) -> None:
         self._workers.close()

@@ -13,7 +13,8 @@ from pictures import encoded, painted, png
 from vision_kinds import IMAGE, KINDS
 
 from millrace.errors import BadPicture
-from millrace.media.processor import ProcessedPicture, Processor, ProcessorConfig, ProcessTask
+from millrace.media.processor import ProcessedPicture, Processor, ProcessorConfig
+from millrace.protocol import to_engine
 from millrace.serving.pictures import words_in
 from millrace.text.pictures import Expansion
 from millrace.text.tasks import TextSide, TextSideConfig
@@ -44,8 +45,7 @@ def test_expanded_prompts_are_those_of_the_models_own_processor(kind: str, tmp_p
     config = ProcessorConfig(folder=str(folder), placeholder=words.placeholder, token=words.token)
     processor = Processor(config)
     seen = {
-        name: processor.seen(ProcessTask(encoded(image)))
-        for name, image in (("a", FIRST), ("b", SECOND))
+        name: processor.seen(encoded(image), name) for name, image in (("a", FIRST), ("b", SECOND))
     }
     shown = KINDS[kind].text
     if kind == "internvl":  # its processor takes both spellings, its template writes the token
@@ -60,9 +60,11 @@ def test_expanded_prompts_are_those_of_the_models_own_processor(kind: str, tmp_p
         own = found.tokens[span.start : span.start + span.length]
         assert span.digest == name and span.grid == picture.grid
         assert own.count(IMAGE) == picture.tokens and own[0] == own[-1] == IMAGE
-    assert all("input_ids" not in p.tensors and "pixel_values" in p.tensors for p in seen.values())
-    for picture in seen.values():
-        for tensor in picture.tensors.values():
+    for name, picture in seen.items():
+        sent = to_engine.decode(picture.picture)
+        assert sent.digest == name
+        assert "input_ids" not in sent.tensors and "pixel_values" in sent.tensors
+        for tensor in sent.tensors.values():
             size = np.dtype(tensor.dtype).itemsize * int(np.prod(tensor.shape))
             assert len(tensor.data) == size
 
@@ -85,7 +87,7 @@ def test_what_a_processor_does_not_take_is_the_pictures_fault(tmp_path: Path) ->
     config = ProcessorConfig(folder=str(folder), placeholder="<|image_pad|>", token=IMAGE)
     processor = Processor(config)
     with pytest.raises(BadPicture, match="aspect ratio"):
-        processor.seen(ProcessTask(png(6000, 8)))
-    low = processor.seen(ProcessTask(png(1200, 40), low=True))
-    high = processor.seen(ProcessTask(png(1200, 40)))
+        processor.seen(png(6000, 8))
+    low = processor.seen(png(1200, 40), low=True)
+    high = processor.seen(png(1200, 40))
     assert isinstance(low, ProcessedPicture) and low.tokens < high.tokens
