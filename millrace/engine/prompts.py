@@ -17,6 +17,9 @@ from millrace.engine.scheduler import Scheduler
 from millrace.engine.shapes import Shapes
 from millrace.engine.turn import Begin, Chunk, Outcome, Release
 
+PICTURE_SHARE = 0.6
+"""Of the time between two steps that a chunk may take, what a part of a picture may: its pixels come and
+are handed on in the same gaps."""
 LOGPROB_CHUNK = 128
 """Logits of a whole chunk are wide: prompts that want logprobs are run in small ones."""
 
@@ -83,7 +86,7 @@ class Prompts:
     def encode(self, draft: Draft, running: int) -> bool:
         """Run the vision tower on a picture in place of a chunk, if one waits; in parts that so many
         running rows hardly feel."""
-        spare = self._learning.spare(running) if running else None
+        spare = PICTURE_SHARE * self._learning.spare(running) if running else None
         picture = self._pictures.encode(self._scheduler.seeing(), spare)
         if picture is None:
             return False
