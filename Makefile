@@ -12,8 +12,9 @@ BIN      = $(VENV)/bin
 STAMP    = $(VENV)/.installed-$(BACKEND)
 # Client libraries ask for versions of each other's parts that millrace's own environment need not follow.
 CLIENTS ?= .venv-clients
+GATEWAY ?= .venv-gateway
 
-.PHONY: help setup serve test lint unit test-heavy test-agents test-clients test-fuzz test-minilm bench-core clean
+.PHONY: help setup serve test lint unit test-heavy test-agents test-clients test-gateway demo-gateway test-fuzz test-minilm bench-core clean
 
 help:  ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -58,6 +59,18 @@ $(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/constraints.
 test-clients: setup $(CLIENTS)/.installed  ## litellm, LangChain, pydantic-ai, instructor and openai-agents as clients
 	@MILLRACE_CLIENTS=1 MILLRACE_PYTHON=$(abspath $(BIN))/python $(CLIENTS)/bin/python -m pytest tests/clients --timeout 300 $(ARGS)
 
+$(GATEWAY)/.installed: tests/smg_gateway/requirements.txt tests/smg_gateway/constraints.txt
+	@test -x $(GATEWAY)/bin/python || $(PYTHON) -m venv $(GATEWAY)
+	@echo "Installing the gateway into $(GATEWAY) ..."
+	@$(GATEWAY)/bin/python -m pip install -q --disable-pip-version-check -c tests/smg_gateway/constraints.txt -r tests/smg_gateway/requirements.txt
+	@touch $@
+
+test-gateway: setup $(GATEWAY)/.installed  ## PyPI's SMG gateway in front of our workers
+	@MILLRACE_GATEWAY=1 MILLRACE_PYTHON=$(abspath $(BIN))/python $(GATEWAY)/bin/python -m pytest tests/smg_gateway --timeout 300 $(ARGS)
+
+demo-gateway: setup $(GATEWAY)/.installed  ## Two workers behind it, of which one is killed and replaced under load
+	@$(BIN)/python benchmarks/gateway.py --smg $(GATEWAY)/bin/smg --demo $(ARGS)
+
 test-fuzz: setup  ## 5,000 (MILLRACE_FUZZ) random and as many hostile requests to every endpoint
 	@MILLRACE_FUZZ=$${MILLRACE_FUZZ:-5000} $(BIN)/python -m pytest tests/api/test_openapi.py tests/api/test_fuzz.py -k "random or hostile" -s --timeout 6000 $(ARGS)
 
@@ -68,4 +81,4 @@ bench-core: setup  ## Our server against raw mlx-lm and mlx_lm.server, one table
 	@$(BIN)/python benchmarks/core.py $(ARGS)
 
 clean:  ## Remove what make made
-	rm -rf $(VENV) $(CLIENTS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS) $(GATEWAY) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

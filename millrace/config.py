@@ -13,6 +13,7 @@ from millrace.errors import SetupError
 
 Weights = Literal["auto", "keep", "bf16", "f32"]
 LogFormat = Literal["text", "json"]
+SmgEngine = Literal["vllm", "mlx", "both"]
 Isolation = Literal["none", "key"]
 Task = Literal["auto", "generate", "embed", "rerank"]
 """What a model is for; `auto` is what its folder says."""
@@ -78,6 +79,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Where the disk tier lives; None is the user's cache folder."""
     cache_quant: bool = False
     """Whether state at rest is stored in 8 bits."""
+    cache_told: bool = False
+    """Whether the engine tells what becomes of the prefix cache, for gateways that route by it."""
     checkpoint_every: int = 1024
     """Tokens between checkpoints of state that cannot be cut."""
     burst: float = 2.0
@@ -168,12 +171,20 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Pictures of one request."""
     warm: str | None = None
     """A file of prompts that are run at the start, so that their state is there."""
+    smg: str | None = None
+    """The address at which gateways find a worker; None serves none."""
+    smg_engine: SmgEngine = "vllm"
+    """Whose protocol the worker speaks."""
     defaults: dict[str, float] = {}
     """What requests get that say nothing, by the names of their fields; the model's own otherwise."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise SetupError(f"--port {self.port} is not a port; choose 1 to 65535.")
+        if self.smg is not None:
+            host, _, port = self.smg.rpartition(":")
+            if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+                raise SetupError(f"--smg {self.smg} is no address; write it like 127.0.0.1:50051.")
         if self.drain_timeout < 0:
             raise SetupError("--drain-timeout cannot be negative.")
         _positive("--max-body", self.max_body)

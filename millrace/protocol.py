@@ -360,6 +360,51 @@ class PicturesWanted(msgspec.Struct, tag="pictures_wanted"):
     digests: list[str]
 
 
+class RunKept(msgspec.Struct, frozen=True, array_like=True, tag="kept"):
+    """The state of these tokens, after those of the parent's line, can be found again."""
+
+    node: int
+    parent: int
+    """0 is the root."""
+    tokens: list[int]
+
+
+class RunCut(msgspec.Struct, frozen=True, array_like=True, tag="cut"):
+    """The node's first `at` tokens are the new node `upper` above it."""
+
+    node: int
+    at: int
+    upper: int
+
+
+class RunsMerged(msgspec.Struct, frozen=True, array_like=True, tag="merged"):
+    """A node and its only child are the new node `into`."""
+
+    upper: int
+    lower: int
+    into: int
+
+
+class RunsGone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
+    """These nodes, and with each of them all below it, are forgotten."""
+
+    nodes: list[int]
+
+
+class AllGone(msgspec.Struct, frozen=True, array_like=True, tag="all_gone"):
+    pass
+
+
+CacheChange = RunKept | RunCut | RunsMerged | RunsGone | AllGone
+
+
+class CacheChanged(msgspec.Struct, tag="cache_changed"):
+    """What became of the prefix cache's tree, in order, for who keeps a copy of it; runs that only
+    requests with a salt find are not told."""
+
+    changes: list[CacheChange]
+
+
 class AdapterLoaded(msgspec.Struct, tag="adapter_loaded"):
     slot: int
     digest: str
@@ -392,7 +437,9 @@ class Failed(msgspec.Struct, tag="failed"):
 
 
 AdapterAnswer = AdapterLoaded | AdapterRefused | AdapterUnloaded
-FromEngine = Loading | Ready | Step | Failed | PicturesWanted | CacheReport | AdapterAnswer
+FromEngine = (
+    Loading | Ready | Step | Failed | PicturesWanted | CacheReport | CacheChanged | AdapterAnswer
+)
 
 encoder = msgspec.msgpack.Encoder()
 to_engine = msgspec.msgpack.Decoder(ToEngine)

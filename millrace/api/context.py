@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,13 +11,11 @@ from starlette.requests import Request
 from millrace.api.responses.jobs import Jobs
 from millrace.api.responses.store import Store
 from millrace.config import ServeConfig
-from millrace.errors import BadRequest
+from millrace.serving import ids
 from millrace.serving.limits import RateLimits
 from millrace.serving.metrics import Metrics
 from millrace.serving.registry import Registry
 from millrace.serving.warming import Line
-
-_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 @dataclass(frozen=True)
@@ -51,10 +48,4 @@ def request_id(request: Request, prefix: str) -> str:
 
 def checked_id(request: Request, chosen: str, param: str) -> str:
     """An id that a client chose: fit to be written in a path, and not in use."""
-    if not _ID.fullmatch(chosen):
-        raise BadRequest(
-            f"{param} must be 1 to 128 letters, digits, '-', '_', '.' or ':'.", param=param
-        )
-    if any(m.client.knows(chosen) for m in context_of(request).registry.all()):
-        raise BadRequest(f"A request with the id '{chosen}' is running.", param=param)
-    return chosen
+    return ids.checked(context_of(request).registry, chosen, param)

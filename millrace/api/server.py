@@ -12,8 +12,9 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
 
 import uvicorn
 
@@ -28,6 +29,8 @@ log = logging.getLogger("millrace.api")
 _THREADS = 64
 _TURN = 0.001
 """Seconds that a thread may keep the interpreter's lock while the event loop wants it."""
+_LAST_WORDS = 1.0
+"""Seconds that answers which were cut have to leave."""
 
 
 class _Uvicorn(uvicorn.Server):
@@ -36,8 +39,26 @@ class _Uvicorn(uvicorn.Server):
         yield  # ours are installed by `serve`
 
 
+class Beside(Protocol):
+    """Another server in this process, which lives as long as the HTTP one."""
+
+    async def start(self) -> None: ...
+
+    def drain(self, seconds: float) -> None:
+        """Take no more calls; those that run have so long to finish."""
+
+    def cut(self) -> None:
+        """End what still runs."""
+
+    async def ended(self) -> None:
+        """Wait until the last call is over."""
+
+
 async def serve(
-    context: Context, listener: socket.socket, on_listening: Callable[[], None]
+    context: Context,
+    listener: socket.socket,
+    on_listening: Callable[[], None],
+    beside: Sequence[Beside] = (),
 ) -> None:
     """Serve until a signal, or until an engine fails to start for the first time."""
     config = context.config
@@ -58,12 +79,16 @@ async def serve(
     # Requests are prepared on threads: few wait for workers at a time, and none for those that do.
     loop.set_default_executor(ThreadPoolExecutor(_THREADS, thread_name_prefix="millrace"))
     sys.setswitchinterval(_TURN)
-    drain = _Drain(server, context.registry, config.drain_timeout)
+    drain = _Drain(server, context.registry, config.drain_timeout, beside)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, drain.begin)
     watch = asyncio.create_task(_watch(context, server, on_listening))
     try:
+        for other in beside:
+            await other.start()
         await server.serve(sockets=[listener])
+        for other in beside:
+            await other.ended()
         if watch.done() and watch.exception():
             await watch
     finally:
@@ -102,8 +127,15 @@ async def _warm(context: Context, name: str) -> None:
 
 
 class _Drain:
-    def __init__(self, server: uvicorn.Server, registry: Registry, timeout: float) -> None:
+    def __init__(
+        self,
+        server: uvicorn.Server,
+        registry: Registry,
+        timeout: float,
+        beside: Sequence[Beside],
+    ) -> None:
         self._server = server
+        self._beside = beside
         self._registry = registry
         self._timeout = timeout
 
@@ -113,13 +145,17 @@ class _Drain:
             self._cut()
             return
         self._server.should_exit = True
+        for other in self._beside:
+            other.drain(self._timeout + _LAST_WORDS)
         loop.call_later(self._timeout, self._cut)
 
     def _cut(self) -> None:
         for model in self._registry.all():
             model.client.fail_all(EngineUnavailable("The server is shutting down."))
         # Answers get a moment to leave; a client that does not read holds nobody up.
-        asyncio.get_running_loop().call_later(1.0, self._force)
+        asyncio.get_running_loop().call_later(_LAST_WORDS, self._force)
 
     def _force(self) -> None:
         self._server.force_exit = True
+        for other in self._beside:
+            other.cut()

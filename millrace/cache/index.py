@@ -30,7 +30,7 @@ from millrace.cache.radix import TOKEN_BYTES, Match, Node, RadixTree
 from millrace.cache.residency import Operations, Residency
 from millrace.cache.sizes import StateSizes
 from millrace.cache.writeback import WriteBack
-from millrace.protocol import CacheReport, HitKind, TierReport
+from millrace.protocol import CacheChange, CacheReport, HitKind, TierReport
 
 SHARE = 2
 """One prompt may have this part of the memory: half of it."""
@@ -52,12 +52,17 @@ class PrefixIndex:
         *,
         disk_budget: int | None = None,
         problem: str | None = None,
+        told: bool = False,
     ) -> None:
-        """Without a `disk_budget` there is no disk; `problem` says why, if one was asked for."""
+        """Without a `disk_budget` there is no disk; `problem` says why, if one was asked for.
+
+        `told` has it note what becomes of the tree, for `changes`.
+        """
         self._needs = needs
         self._memory = memory
         self._share = memory // SHARE
         self._tree = RadixTree(sizes)
+        self._tree.changes = [] if told else None
         self._sizes = sizes
         self._per_token = sizes.per_token + TOKEN_BYTES
         self._write_back = WriteBack(self._tree, disk_budget is not None)
@@ -200,6 +205,14 @@ class PrefixIndex:
         """Learn what the store has seen of the disk."""
         self._disk.observe(out, event, now)
         self._residency.merge(out, now)
+
+    def changes(self) -> list[CacheChange]:
+        """What became of the tree since this was last asked, where it is noted."""
+        found = self._tree.changes
+        if not found:
+            return []
+        self._tree.changes = []
+        return found
 
     def clear(self, out: Operations) -> None:
         """Forget everything, in memory and on disk."""

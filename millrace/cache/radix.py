@@ -10,10 +10,11 @@ The tree counts bytes and holds none: no arrays, no clock, no policy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from millrace.cache.sizes import StateSizes
+from millrace.protocol import AllGone, CacheChange, RunCut, RunKept, RunsGone, RunsMerged
 
 TOKEN_BYTES = 8
 """What a token itself costs in the tree; runs without state would be free otherwise."""
@@ -95,6 +96,9 @@ class RadixTree:
         self.nbytes = 0
         """Memory held: tokens, segments and checkpoints."""
         self.nodes: dict[int, Node] = {}
+        self.changes: list[CacheChange] | None = None
+        """What happened since somebody last took it, where anybody wants to know: of runs without a
+        salt, since others than its requests have no use for a salted one."""
         self._roots: dict[str, Node] = {}
         self._next_id = 1
 
@@ -129,6 +133,7 @@ class RadixTree:
         above.children[tokens[0]] = leaf
         self.nodes[leaf.id] = leaf
         self.nbytes += self.held(leaf)
+        self._tell(salt, lambda: RunKept(leaf.id, above.id, list(tokens)))
         return leaf
 
     def cut(self, node: Node, at: int) -> Node:
@@ -144,6 +149,7 @@ class RadixTree:
         node.parent = upper
         upper.children[node.tokens[0]] = node
         self.nodes[upper.id] = upper
+        self._tell(node.salt, lambda: RunCut(node.id, at, upper.id))
         return upper
 
     def merge(self, upper: Node, lower: Node) -> Node:
@@ -164,6 +170,7 @@ class RadixTree:
         upper.parent.children[upper.tokens[0]] = into
         del self.nodes[upper.id], self.nodes[lower.id]
         self.nodes[into.id] = into
+        self._tell(into.salt, lambda: RunsMerged(upper.id, lower.id, into.id))
         return into
 
     def remove(self, node: Node) -> list[Node]:
@@ -177,6 +184,7 @@ class RadixTree:
         del parent.children[node.tokens[0]]
         if parent.parent is None and not parent.children:
             del self._roots[parent.salt]
+        self._tell(node.salt, lambda: RunsGone([each.id for each in gone]))
         return gone
 
     def set_resident(self, node: Node, resident: bool) -> None:
@@ -204,6 +212,11 @@ class RadixTree:
         self._roots.clear()
         self.nodes.clear()
         self.nbytes = 0
+        self._tell("", AllGone)
+
+    def _tell(self, salt: str, change: Callable[[], CacheChange]) -> None:
+        if self.changes is not None and not salt:
+            self.changes.append(change())
 
     def check(self) -> None:
         """Every invariant, for tests and idle moments."""

@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from millrace.cli.settings import tables_of, use_file
-from millrace.config import EngineConfig, Isolation, LogFormat, ServeConfig, Weights
+from millrace.config import EngineConfig, Isolation, LogFormat, ServeConfig, SmgEngine, Weights
 
 
 def serve(
@@ -242,6 +242,20 @@ def serve(
     drain_timeout: Annotated[
         float, typer.Option(help="Seconds that running streams get to finish on SIGTERM.")
     ] = 30.0,
+    smg: Annotated[
+        str | None,
+        typer.Option(
+            help="Be a worker of the SMG gateway too, over gRPC at this HOST:PORT, with the first model "
+            "that is named."
+        ),
+    ] = None,
+    smg_engine: Annotated[
+        str,
+        typer.Option(
+            help="The engine whose protocol gateways meet there: vllm (all that they can ask), mlx "
+            "or both (of which they take vllm's)."
+        ),
+    ] = "vllm",
     temperature: Annotated[
         float | None,
         typer.Option(help="Where a request has none; the model's own if not given. So do these:"),
@@ -305,6 +319,7 @@ def serve(
     if config_ is not None:
         logging.getLogger("millrace").info("options and models are read from %s", config_)
     keys = gather(api_key or [], api_key_file)
+    speaks: SmgEngine = one_of("--smg-engine", smg_engine, get_args(SmgEngine))
     config = ServeConfig(
         engine=EngineConfig(
             model="",
@@ -322,6 +337,7 @@ def serve(
             cache_dir=cache_dir,
             cache_quant=cache_quant,
             checkpoint_every=checkpoint_every,
+            cache_told=smg is not None and speaks != "mlx",
             adapters=tuple(adapter_of(text) for text in lora or ()),
             adapter_memory=bytes_of("--lora-memory", lora_memory),
             strip_volatile=tuple(strip_volatile or ()),
@@ -356,6 +372,8 @@ def serve(
         ),
         max_pictures=max_pictures,
         warm=warm,
+        smg=smg,
+        smg_engine=speaks,
         defaults={
             name: value
             for name, value in (

@@ -6,9 +6,17 @@ import asyncio
 import sys
 from typing import TYPE_CHECKING
 
+from millrace.errors import SetupError
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from millrace.config import ServeConfig
+    from millrace.protocol import CacheChange
+    from millrace.rpc.smg.front import SmgFront
     from millrace.serving.catalogue import Catalogue, ModelSpec
+    from millrace.serving.limits import RateLimits
+    from millrace.serving.metrics import Metrics
     from millrace.serving.registry import Registry
 
 
@@ -39,6 +47,12 @@ async def run(config: ServeConfig, catalogue: Catalogue, first: list[ModelSpec])
             remote=config.remote_media, folders=config.media_folders, most=config.max_pictures
         )
     )
+    beside: list[SmgFront] = []
+
+    def cache_changed(name: str, changes: Sequence[CacheChange]) -> None:
+        for front in beside:
+            front.cache_changed(name, changes)
+
     try:
         metrics = Metrics()
         adapters = AdapterLibrary()
@@ -49,6 +63,7 @@ async def run(config: ServeConfig, catalogue: Catalogue, first: list[ModelSpec])
             max_queue=config.max_queue,
             adapters=adapters,
             media=media,
+            on_cache=cache_changed,
         )
         registry = Registry(
             catalogue,
@@ -58,6 +73,10 @@ async def run(config: ServeConfig, catalogue: Catalogue, first: list[ModelSpec])
             max_waiting=config.max_waiting,
             adapters=adapters,
         )
+        limits = RateLimits(config.rate_requests, config.rate_tokens)
+        if config.smg is not None:
+            spec = (first or registry.named)[0]
+            beside.append(_worker(config.smg, registry, spec, config, limits, metrics))
         registry.preload(first)
         for instance in registry.instances():
             # The engines are starting in their own processes meanwhile.
@@ -65,10 +84,11 @@ async def run(config: ServeConfig, catalogue: Catalogue, first: list[ModelSpec])
         from millrace.api.context import Context
         from millrace.api.server import serve
 
-        limits = RateLimits(config.rate_requests, config.rate_tokens)
         context = Context(registry, config, metrics, store, limits=limits, warm=lines)
         address = listener.getsockname()
         warning = _exposed(address[0], config)
+        if config.smg is not None:
+            warning = _exposed(config.smg.rpartition(":")[0].strip("[]"), config) or warning
         names = [s.name for s in first]
         encodes = bool(first) and encoder_in(first[0].engine) is not None
         telling = asyncio.create_task(_tell_progress(registry))
@@ -77,12 +97,29 @@ async def run(config: ServeConfig, catalogue: Catalogue, first: list[ModelSpec])
             telling.cancel()
             _welcome(names, address, config, warning, encodes)
 
-        await serve(context, listener, ready)
+        await serve(context, listener, ready, beside)
     finally:
         await media.close()
         store.close()
         listener.close()
         workplace.remove()
+
+
+def _worker(
+    address: str,
+    registry: Registry,
+    spec: ModelSpec,
+    config: ServeConfig,
+    limits: RateLimits,
+    metrics: Metrics,
+) -> SmgFront:
+    try:
+        from millrace.rpc.smg.front import SmgFront
+    except ImportError as error:
+        raise SetupError(
+            f"--smg needs gRPC, which is not installed ({error.name}): pip install 'millrace[smg]'"
+        ) from None
+    return SmgFront(registry, spec, config, limits, metrics, address)
 
 
 async def _tell_progress(registry: Registry) -> None:

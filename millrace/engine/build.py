@@ -114,6 +114,7 @@ def build(
             cached,
             disk_budget=disk.budget if disk else None,
             problem=problem,
+            told=config.cache_told,
         )
     if not on_cpu:
         transport.send(Loading("compiling kernels"))

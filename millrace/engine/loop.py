@@ -21,6 +21,7 @@ from millrace.models.device import memory_now
 from millrace.protocol import (
     Abort,
     AdapterRefused,
+    CacheChanged,
     CacheQuery,
     CacheReport,
     Failed,
@@ -119,6 +120,8 @@ class Engine:
         self._outcome = self._executor.execute(turn, self._report)
         for answer in (*self._outcome.failed, *self._outcome.adapters):
             self._transport.send(answer)
+        if (cache := self._decider.cache) is not None and (changes := cache.changes()):
+            self._transport.send(CacheChanged(changes))
         self._answer(messages)
 
     def _prepared(self, messages: list[ToEngine]) -> list[ToEngine]:

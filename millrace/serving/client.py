@@ -27,9 +27,7 @@ from millrace.protocol import (
     Abort,
     AbortChoice,
     AdapterAnswer,
-    AdapterLoaded,
-    AdapterRefused,
-    AdapterUnloaded,
+    CacheChanged,
     CacheReport,
     DeviceMemory,
     Encode,
@@ -87,7 +85,7 @@ class EngineClient:
         self._idle = idle
         self._weighed: tuple[Ready | None, DeviceMemory | None] = (None, None)
         """An engine, and its device's memory when it last told."""
-        self._queries = CacheQueries(self._keeper.send)
+        self.queries = CacheQueries(self._keeper.send)
         self._supply = PictureSupply(self._keeper.send_encoded, lambda: self.ready, self._failed)
         self._numbers = itertools.count(1)
         self.in_flight: dict[int, Active] = {}
@@ -151,7 +149,7 @@ class EngineClient:
 
     async def stop(self, grace: float = CLOSING_PATIENCE) -> None:
         self._keeper.state = State.STOPPED
-        self._queries.drop()
+        self.queries.drop()
         self.adapters.stopped()
         self.fail_all(EngineUnavailable("The server is shutting down."))
         await self._keeper.stop(grace)
@@ -222,7 +220,7 @@ class EngineClient:
         await patiently(self._keeper.settled())
         if self.state is not State.READY:
             raise self.failure or not_ready(self.state.value)
-        return await self._queries.ask(clear=clear)
+        return await self.queries.ask(clear=clear)
 
     def fail_all(self, error: MillraceError) -> None:
         for active in list(self.in_flight.values()):
@@ -288,13 +286,13 @@ class EngineClient:
         self._hand_over()
 
     def engine_failed(self, failure: MillraceError) -> None:
-        self._queries.drop()
+        self.queries.drop()
         self.adapters.stopped()
         self.fail_all(failure)
 
     def engine_gone(self, gone: EngineGone, working: Sequence[int]) -> None:
         """Say so, and decide who goes on."""
-        self._queries.drop()
+        self.queries.drop()
         lost = self.adapters.engine_gone()
         self._metrics.restarted()
         running = {r.number: r for r in self.in_flight.values() if r.running}
@@ -329,14 +327,16 @@ class EngineClient:
                 self._stepped(message)
             case CacheReport():
                 self._metrics.cache(message.memory.bytes, message.disk.bytes if message.disk else 0)
-                self._queries.heard(message)
+                self.queries.heard(message)
             case PicturesWanted():
                 self._supply.wanted(self.in_flight.get(message.id), message.digests)
-            case AdapterLoaded() | AdapterRefused() | AdapterUnloaded():
-                self._adapter_answered(message)
+            case CacheChanged():
+                self.queries.heard(message)
             case Failed(code=code, message=text, id=int(number)):
                 if active := self.in_flight.get(number):
                     self._end(active, "error", from_code(code, text))
+            case _ if isinstance(message, AdapterAnswer):
+                self._adapter_answered(message)
 
     def _adapter_answered(self, message: AdapterAnswer) -> None:
         if (error := self.adapters.heard(message)) is not None:

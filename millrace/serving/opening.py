@@ -10,7 +10,7 @@ import logging
 import platform
 import shutil
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from millrace.models.encoders import Encoder, encoder_in
 from millrace.models.footprint import footprint
 from millrace.models.vision.families import picture_room, sees
 from millrace.models.window import read_config, window_of
+from millrace.protocol import CacheChange
 from millrace.serving.adapters import AdapterLibrary, AdapterList
 from millrace.serving.admission import Admission
 from millrace.serving.catalogue import ModelSpec
@@ -84,10 +85,13 @@ class Opening:
         max_queue: int,
         adapters: AdapterLibrary | None = None,
         media: MediaDesk | None = None,
+        on_cache: Callable[[str, Sequence[CacheChange]], None] = lambda _name, _changes: None,
     ) -> None:
-        """`media` finds the pictures of models that take any; without it, none does."""
+        """`media` finds the pictures of models that take any; without it, none does. `on_cache`
+        receives what becomes of models' prefix caches, where engines tell it."""
         self._media = media
         self._adapters = adapters or AdapterLibrary()
+        self._on_cache = on_cache
         self._workplace = workplace
         self._metrics = metrics
         self._idle = idle
@@ -140,13 +144,15 @@ class Opening:
     def client(self, spec: ModelSpec, config: Callable[[], EngineConfig]) -> EngineClient:
         admission = Admission(spec.engine.max_running, self._max_queue)
         launch = self._workplace.launcher(config)
-        return EngineClient(
+        client = EngineClient(
             launch,
             admission,
             self._metrics.of(spec.name),
             idle=self._idle,
             adapters=self._adapters.of(spec.name, spec.engine.adapters),
         )
+        client.queries.on_change = lambda changes: self._on_cache(spec.name, changes)
+        return client
 
     async def text(self, spec: ModelSpec, client: EngineClient) -> ServedModel:
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Questions to an engine that are no requests: what its prefix cache holds.
+"""Questions to an engine that are no requests: what its prefix cache holds, and what becomes of it.
 
 An engine answers between two steps. What it does not answer, because it is busy or gone, is told to who
 asked.
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 from millrace.errors import EngineUnavailable
-from millrace.protocol import CacheQuery, CacheReport
+from millrace.protocol import AllGone, CacheChange, CacheChanged, CacheQuery, CacheReport
 
 PATIENCE = 30.0
 """Seconds that the engine may take to answer."""
@@ -34,6 +34,8 @@ class CacheQueries:
         self._send = send
         self._open: dict[str, asyncio.Future[CacheReport]] = {}
         self._ids = map(str, itertools.count())
+        self.on_change: Callable[[Sequence[CacheChange]], None] = lambda _: None
+        """Receives what becomes of the cache, where the engine tells it."""
 
     async def ask(self, *, clear: bool) -> CacheReport:
         id = next(self._ids)
@@ -48,12 +50,15 @@ class CacheQueries:
         finally:
             del self._open[id]
 
-    def heard(self, report: CacheReport) -> None:
-        if (answer := self._open.get(report.id)) and not answer.done():
-            answer.set_result(report)
+    def heard(self, message: CacheReport | CacheChanged) -> None:
+        if isinstance(message, CacheChanged):
+            self.on_change(message.changes)
+        elif (answer := self._open.get(message.id)) and not answer.done():
+            answer.set_result(message)
 
     def drop(self) -> None:
-        """The engine is gone."""
+        """The engine is gone, and its cache with it."""
+        self.on_change([AllGone()])
         for answer in self._open.values():
             if not answer.done():
                 answer.set_exception(EngineUnavailable("The engine ended before it answered."))

@@ -17,7 +17,6 @@ from millrace.protocol import LazyGrammar, Span, Thinking
 from millrace.text.conversation import Conversation
 from millrace.text.dialect import Dialect
 from millrace.text.grammar.demand import Demand
-from millrace.text.grammar.lark import single
 from millrace.text.inputs import Inputs, PairsTask, TextsTask
 from millrace.text.message_boundaries import boundaries, opening
 from millrace.text.pictures import ExpandedPrompt, Expansion, PictureWords
@@ -257,7 +256,8 @@ class FormTask(msgspec.Struct, tag="form"):
     demand: Demand
 
     def run(self, side: TextSide) -> str:
-        return side.dialect.trial.check(single(self.demand.entry()), self.demand.param)
+        grammar = self.demand.alone(side.dialect.marker_tokens)
+        return side.dialect.trial.check(grammar, self.demand.param)
 
     def size(self) -> int:
         return size_of(self.demand)

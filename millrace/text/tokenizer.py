@@ -84,6 +84,10 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         return str(self._fast.decode(list(ids), skip_special_tokens=skip_special))
 
+    def as_json(self) -> str:
+        """What a tokenizer.json holds, also of a folder that has none."""
+        return str(self._fast.to_str())
+
     def token_text(self, name: str) -> str:
         """The text of a named special token (`bos_token`, `eos_token`), or an empty string."""
         return special_text(self.folder, name, self.settings)

@@ -11,11 +11,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from millrace.errors import BadRequest
-from millrace.text.grammar.lark import Entry
+from millrace.errors import BadRequest, Unsupported
+from millrace.text.grammar.lark import Entry, single
 from millrace.text.grammar.outputs import from_choice, from_grammar, from_regex, from_schema
+from millrace.text.grammar.structural import structural_grammar
 
-Kind = Literal["schema", "regex", "choice", "grammar"]
+Kind = Literal["schema", "regex", "choice", "grammar", "structural"]
 _BUILDERS = {
     "regex": from_regex,
     "choice": from_choice,
@@ -60,7 +61,15 @@ class Demand(msgspec.Struct, frozen=True):
         """As a grammar, or a BadRequest that says why it cannot be enforced."""
         if self.kind == "schema":
             return from_schema(self.value, self.param, compact=self.compact)
+        if self.kind == "structural":
+            raise Unsupported(f"'{self.param}' is for raw prompts alone.", param=self.param)
         return _BUILDERS[self.kind](self.value, self.param)
+
+    def alone(self, tokens: Mapping[str, int]) -> str:
+        """As the grammar of an answer that is nothing else; `tokens` are what no text spells."""
+        if self.kind == "structural":
+            return structural_grammar(self.value, tokens, self.param)
+        return single(self.entry())
 
 
 def any_object(param: str = "response_format") -> Demand:

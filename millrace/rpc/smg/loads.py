@@ -1,0 +1,76 @@
+"""How busy a model's engine is, in the numbers that gateways weigh workers by."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from millrace.serving.client import EngineClient
+
+_LEAST = 1.0
+"""Seconds over which a rate is taken."""
+
+
+@dataclass(frozen=True)
+class Load:
+    running: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
+    """Prompt tokens of those that wait."""
+    pending_tokens: int = 0
+    """Prompt tokens of all that have no token yet."""
+    used_tokens: int = 0
+    """Tokens whose state running requests hold."""
+    most_tokens: int = 0
+    """Tokens for whose state there is room."""
+    throughput: float = 0.0
+    hit_rate: float = 0.0
+    """The part of all prompts' tokens that was found in the cache."""
+    most_running: int = 0
+
+    @property
+    def usage(self) -> float:
+        return min(1.0, self.used_tokens / self.most_tokens) if self.most_tokens else 0.0
+
+    @property
+    def utilization(self) -> float:
+        return min(1.0, self.running / self.most_running) if self.most_running else 0.0
+
+
+class Loads:
+    def __init__(self, most_running: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most_running = most_running
+        self._clock = clock
+        self._seen = clock(), 0
+        self._rate = 0.0
+
+    def of(self, client: EngineClient | None) -> Load:
+        """Of a model's engine; without one there is no load."""
+        if client is None:
+            return Load(most_running=self._most_running)
+        requests = list(client.in_flight.values())
+        queued = [r for r in requests if r.phase == "queued"]
+        totals, ready = client.totals, client.ready
+        per_token = ready.kv_bytes_per_token if ready else 0
+        return Load(
+            running=len(requests) - len(queued),
+            waiting=len(queued),
+            waiting_tokens=sum(r.prompt_tokens for r in queued),
+            pending_tokens=sum(r.prompt_tokens for r in requests if r.first_token is None),
+            used_tokens=sum(
+                r.prompt_tokens + r.tokens_generated for r in requests if r.phase != "queued"
+            ),
+            most_tokens=ready.kv_budget // per_token if ready and per_token else 0,
+            throughput=self._throughput(totals.generated_tokens),
+            hit_rate=totals.cached_tokens / totals.prompt_tokens if totals.prompt_tokens else 0.0,
+            most_running=self._most_running,
+        )
+
+    def _throughput(self, total: int) -> float:
+        now = self._clock()
+        since, before = self._seen
+        if now - since >= _LEAST:
+            self._rate = max(0, total - before) / (now - since)
+            self._seen = now, total
+        return self._rate

@@ -1,0 +1,215 @@
+"""The one model that a gateway sees behind this worker, and what may be asked of it.
+
+It knows our registry, requests and errors; of the engines' messages it knows those that both share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from types import ModuleType
+from typing import Any
+
+from millrace.config import ServeConfig
+from millrace.errors import EngineUnavailable
+from millrace.models.window import read_config
+from millrace.protocol import CacheChange
+from millrace.rpc.smg.answers import Answers, Endings
+from millrace.rpc.smg.bundle import bundle
+from millrace.rpc.smg.callers import Callers
+from millrace.rpc.smg.kv_events import KvEvents
+from millrace.rpc.smg.loads import Load, Loads
+from millrace.rpc.smg.params import prompt_ids, request_of
+from millrace.serving import handing, ids
+from millrace.serving.catalogue import ModelSpec
+from millrace.serving.client import EngineClient
+from millrace.serving.encodings import numbers
+from millrace.serving.handing import Origin
+from millrace.serving.limits import RateLimits
+from millrace.serving.metrics import Metrics
+from millrace.serving.model import ServedModel
+from millrace.serving.registry import Registry
+
+
+class Worker:
+    def __init__(
+        self,
+        registry: Registry,
+        spec: ModelSpec,
+        config: ServeConfig,
+        limits: RateLimits,
+        metrics: Metrics,
+    ) -> None:
+        self._registry = registry
+        self._spec = spec
+        self._config = config
+        self.callers = Callers(config, limits, metrics)
+        self.max_running = spec.engine.max_running
+        self._loads = Loads(self.max_running)
+        self.events = KvEvents(self.load)
+        self._bundle: bytes | None = None
+        self._endings: Endings | None = None
+        self._began = time.monotonic()
+        self.heard = 0.0
+        """When work was last asked for, on the wall's clock."""
+        self.draining = False
+
+    def cache_changed(self, name: str, changes: Sequence[CacheChange]) -> None:
+        if name == self._spec.name:
+            self.events.take(changes)
+
+    def drain(self) -> None:
+        """Take nothing new; what runs goes on."""
+        self.draining = True
+        self.events.close()
+
+    @property
+    def uptime(self) -> float:
+        return time.monotonic() - self._began
+
+    @property
+    def client(self) -> EngineClient | None:
+        """Of the engine, where there is one or will be."""
+        instance = self._registry.standing(self._spec).instance
+        return instance.client if instance is not None else None
+
+    @property
+    def active(self) -> int:
+        client = self.client
+        return len(client.in_flight) if client is not None else 0
+
+    def load(self) -> Load:
+        return self._loads.of(self.client)
+
+    def trouble(self) -> str | None:
+        """Why requests are not being served; None if they are."""
+        if self.draining:
+            return "The server is shutting down."
+        standing = self._registry.standing(self._spec)
+        if standing.state == "failed":
+            return standing.failure or "The model could not be loaded."
+        # A model that is loaded when it is asked for can be asked.
+        return standing.instance.client.why if standing.instance is not None else None
+
+    @asynccontextmanager
+    async def _model(self, *, loads: bool = True) -> AsyncIterator[ServedModel]:
+        lease = await self._registry.lease(self._spec.name, loads=loads)
+        try:
+            yield lease.model
+        finally:
+            lease.release()
+
+    async def generate(
+        self, messages: ModuleType, wire: Any, context: Any, method: str
+    ) -> AsyncIterator[Any]:
+        origin = self._admitted(context, method)
+        async with self._model() as model:
+            id = self._id(wire.request_id, "smg-")
+            request = await asyncio.to_thread(request_of, wire, id, model)
+            running = handing.run(model, request, origin)
+            # However the call ends, also where nobody asks for its next message.
+            context.add_done_callback(lambda _: running.close())
+            try:
+                endings = self._ends(model)
+                answers = Answers(messages, request, running, endings, streamed=wire.stream)
+                async for message in answers.messages():
+                    with _read_within(self._config.reader_timeout):
+                        yield message
+            finally:
+                running.close()
+
+    async def embed(self, wire: Any, context: Any, method: str) -> tuple[list[float], int]:
+        """A vector, and the tokens it stands for."""
+        origin = self._admitted(context, method)
+        async with self._model() as model:
+            encodings = model.encodings
+            encodings.need_vectors()
+            await model.client.settled()
+            inputs = encodings.tokens([prompt_ids(wire.tokenized, model)])
+            id = self._id(wire.request_id, "emb-")
+            running = encodings.run(id, inputs, endpoint=origin.endpoint)
+            if origin.charge is not None:
+                running.on_end(origin.charge)
+            try:
+                found = await running.found()
+            finally:
+                running.close()
+            return numbers(found[0]), inputs.count
+
+    def abort(self, ids_: Sequence[str]) -> None:
+        for id in ids_:
+            for model in self._registry.all():
+                model.client.cancel(id)
+
+    async def flush(self) -> bool:
+        """Drop the prefix cache; False if there is none."""
+        async with self._model(loads=False) as model:
+            return (await model.client.cache(clear=True)).enabled
+
+    async def bundle(self) -> bytes:
+        async with self._model(loads=False) as model:
+            if self._bundle is None:
+                self._bundle = await asyncio.to_thread(bundle, model.tokenizer)
+            return self._bundle
+
+    async def facts(self) -> dict[str, Any]:
+        """What the model is, by the names that both engines' messages have for it."""
+        async with self._model(loads=False) as model:
+            tokenizer = model.tokenizer
+            config = await asyncio.to_thread(read_config, tokenizer.folder)
+            named = {name: _token(model, name) for name in ("pad_token", "bos_token")}
+            return {
+                "model_path": str(tokenizer.folder),
+                "is_generation": not model.is_encoder,
+                "max_context_length": model.window,
+                "vocab_size": model.width,
+                "served_model_name": model.name,
+                "model_type": str(config.get("model_type") or ""),
+                "architectures": [str(a) for a in config.get("architectures") or ()],
+                "eos_token_ids": sorted(tokenizer.eos_ids),
+                "max_req_input_len": max(1, model.window - 1),
+            } | {f"{name}_id": id for name, id in named.items() if id is not None}
+
+    async def sampling_defaults(self) -> str:
+        """What requests get that say nothing, as JSON."""
+        async with self._model(loads=False) as model:
+            return json.dumps(model.defaults)
+
+    def _admitted(self, context: Any, method: str) -> Origin:
+        origin = self.callers.admitted(context, method)
+        if self.draining:
+            raise EngineUnavailable("The server is shutting down.")
+        self.heard = time.time()
+        return origin
+
+    def _id(self, chosen: str, prefix: str) -> str:
+        if not chosen:
+            return f"{prefix}{secrets.token_hex(12)}"
+        return ids.checked(self._registry, chosen, "request_id")
+
+    def _ends(self, model: ServedModel) -> Endings:
+        if self._endings is None:
+            self._endings = Endings(model.tokenizer)
+        return self._endings
+
+
+def _token(model: ServedModel, name: str) -> int | None:
+    text = model.tokenizer.token_text(name)
+    return model.tokenizer.vocabulary.id_of(text) if text else None
+
+
+@contextlib.contextmanager
+def _read_within(seconds: float) -> Iterator[None]:
+    """End a call whose caller takes no message for so long: what it holds is others' to use."""
+    task = asyncio.current_task()
+    assert task is not None
+    timer = asyncio.get_running_loop().call_later(seconds, task.cancel)
+    try:
+        yield
+    finally:
+        timer.cancel()

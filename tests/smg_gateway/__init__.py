@@ -1,0 +1,1 @@
+"""The real gateway in front of our workers (`make test-gateway`)."""
