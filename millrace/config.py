@@ -185,8 +185,9 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
             host, _, port = self.smg.rpartition(":")
             if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
                 raise SetupError(f"--smg {self.smg} is no address; write it like 127.0.0.1:50051.")
-        if self.drain_timeout < 0:
+        if not self.drain_timeout >= 0:
             raise SetupError("--drain-timeout cannot be negative.")
+        _positive("--keep-alive", self.keep_alive)
         _positive("--max-body", self.max_body)
         _positive("--reader-timeout", self.reader_timeout)
         if self.max_queue < 0:
@@ -212,5 +213,5 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _positive(option: str, value: float) -> None:
-    if value <= 0:
+    if not value > 0:  # nor what is no number
         raise SetupError(f"{option} must be greater than 0, not {value}.")

@@ -12,13 +12,17 @@ from typing import Any
 import msgspec
 
 from millrace.cli.settings import ModelTable
-from millrace.cli.values import adapter_of, bytes_of
+from millrace.cli.values import adapter_in, bytes_of
+from millrace.config import MOST_NAME
 from millrace.durations import seconds_of
-from millrace.errors import SetupError
+from millrace.errors import MillraceError, SetupError
+from millrace.models.encoders.facts import pooling_called
 from millrace.models.fetch import Progress
 from millrace.models.resolve import resolve
 from millrace.serving.catalogue import ModelSpec
 from millrace.serving.opening import check_defaults
+from millrace.text.conversation import Conversation
+from millrace.text.formats import by_name, thought_by_name
 
 _NAMED = re.compile(r"([A-Za-z0-9][\w.:/-]{0,127})=(.+)", re.ASCII)
 
@@ -73,15 +77,17 @@ def specs_of(
             engine = msgspec.structs.replace(base.engine, model=str(found.path), name=key)
             specs[key] = replace(base, engine=engine, aliases=tuple(aliases))
         first.append(key)
-    whole = {s.name: s for s in pinned(list(specs.values()), pins)}
+    whole = {s.name: _sound(s) for s in pinned(list(specs.values()), pins)}
     return Named(list(whole.values()), [whole[key] for key in dict.fromkeys(first)])
 
 
 def _from_table(key: str, table: ModelTable, base: ModelSpec, progress: Progress) -> ModelSpec:
     where = f"[models.{key}]"
+    if not table.model:
+        raise SetupError(f"{where} model is empty; name a folder, a file or a model.")
     found = resolve(str(Path(table.model).expanduser()), progress=progress)
     changes: dict[str, Any] = {"model": str(found.path), "name": key}
-    changes["adapters"] = tuple(adapter_of(f"{n}={path}") for n, path in table.lora.items())
+    changes["adapters"] = tuple(adapter_in(n, path) for n, path in table.lora.items())
     for field in ("weights", "context", "task", "pooling", "tool_format", "reasoning_format"):
         if (value := getattr(table, field)) is not None:
             changes[field] = value
@@ -99,6 +105,26 @@ def _from_table(key: str, table: ModelTable, base: ModelSpec, progress: Progress
         pin=table.pin,
         ttl=ttl,
     )
+
+
+def _sound(spec: ModelSpec) -> ModelSpec:
+    """With each alias once; raises what would be found wrong only when the model is asked for."""
+    for name in (spec.name, *spec.aliases):
+        if not name or not name.isprintable() or len(name) > MOST_NAME:
+            raise SetupError(f"'{name[:MOST_NAME]}' is no name for a model.")
+    engine = spec.engine
+    try:
+        if engine.tool_format is not None:
+            by_name(engine.tool_format)
+        if engine.reasoning_format is not None:
+            thought_by_name(engine.reasoning_format)
+        if engine.pooling is not None:
+            pooling_called(engine.pooling)
+        Conversation(messages=[], template_arguments=spec.template_arguments)
+    except MillraceError as error:
+        raise SetupError(f"The model '{spec.name}': {error.message}") from error
+    aliases = tuple(a for a in dict.fromkeys(spec.aliases) if a != spec.name)
+    return replace(spec, aliases=aliases)
 
 
 def pinned(specs: Sequence[ModelSpec], pins: Sequence[str]) -> list[ModelSpec]:

@@ -83,14 +83,24 @@ def use_file(context: typer.Context, chosen: str | None) -> str | None:
     file = _file(chosen)
     if file is None:
         return None
-    options, tables = read(file, [p.name or "" for p in context.command.params])
-    repeatable = {p.name for p in context.command.params if getattr(p, "multiple", False)}
-    for name in repeatable & set(options):
-        if not isinstance(options[name], list):
-            options[name] = [options[name]]
+    known = {p.name or "": p for p in context.command.params}
+    options, tables = read(file, known)
+    for name, value in options.items():
+        flag = bool(getattr(known[name], "is_flag", False))
+        repeatable = bool(getattr(known[name], "multiple", False))
+        values = value if repeatable and isinstance(value, list) else [value]
+        if any(isinstance(v, list) or isinstance(v, bool) != flag for v in values):
+            kind = "true or false" if flag else "a text or a number"
+            raise SetupError(f"{file}: '{name}' is {kind}, not {_spelt(value)}.")
+        if repeatable:
+            options[name] = values
     context.default_map = {**(context.default_map or {}), **options}
     context.meta[_MODELS] = tables
     return str(file)
+
+
+def _spelt(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def tables_of(context: typer.Context) -> dict[str, ModelTable]:
@@ -121,7 +131,7 @@ def read(
     import tomllib
 
     try:
-        raw = tomllib.loads(file.read_text(encoding="utf-8"))
+        raw = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise SetupError(f"The configuration {file} cannot be read: {error}.") from error
     except tomllib.TOMLDecodeError as error:
@@ -132,7 +142,7 @@ def read(
     if options is None:
         options = [key.replace("-", "_") for key in raw]
     known = [n for n in options if n not in ("config_", "model", "help", "context_")]
-    given = {_check(file, key, known, ""): value for key, value in raw.items()}
+    given = _checked(file, raw, known, "")
     for key, value in given.items():
         if isinstance(value, dict):
             raise SetupError(f"{file}: '{key}' is an option and takes no table.")
@@ -142,13 +152,24 @@ def read(
 def _table(file: Path, name: str, raw: Mapping[str, Any]) -> ModelTable:
     where = f" in [models.{name}]"
     fields = ModelTable.__struct_fields__
-    table = {_check(file, key, fields, where): value for key, value in raw.items()}
     try:
-        found = msgspec.convert(table, ModelTable)
+        found = msgspec.convert(_checked(file, raw, fields, where), ModelTable)
     except msgspec.ValidationError as error:
         raise SetupError(f"{file}{where}: {error}.") from error
     if found.weights is not None and found.weights not in get_args(Weights):
         raise SetupError(f"{file}{where}: weights must be one of {', '.join(get_args(Weights))}.")
+    return found
+
+
+def _checked(
+    file: Path, raw: Mapping[str, Any], known: Iterable[str], where: str
+) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in raw.items():
+        name = _check(file, key, known, where)
+        if name in found:
+            raise SetupError(f"{file}: '{key}'{where} is there twice, with - and with _.")
+        found[name] = value
     return found
 
 

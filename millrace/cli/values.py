@@ -56,4 +56,8 @@ def adapter_of(text: str) -> AdapterConfig:
     name, equals, path = text.partition("=")
     if not equals or not name.strip() or not path.strip():
         raise SetupError(f"--lora {text} is no adapter; write it like NAME=FOLDER.")
-    return AdapterConfig(name=name.strip(), path=str(Path(path.strip()).expanduser().absolute()))
+    return adapter_in(name.strip(), path.strip())
+
+
+def adapter_in(name: str, folder: str) -> AdapterConfig:
+    return AdapterConfig(name=name, path=str(Path(folder).expanduser().absolute()))

@@ -11,10 +11,15 @@ from pathlib import Path
 import pytest
 from api import tiny_folder
 from conftest import Server
+from typer.testing import CliRunner
 
+from millrace.cli.app import app
+from millrace.cli.models_served import specs_of
 from millrace.cli.settings import read
+from millrace.config import EngineConfig, ServeConfig
 from millrace.durations import seconds_of
 from millrace.errors import SetupError
+from millrace.serving.catalogue import ModelSpec
 
 OPTIONS = ("port", "host", "max_queue", "cors_origin", "memory", "config_", "model")
 
@@ -47,11 +52,73 @@ def test_options_and_models_are_read(tmp_path: Path) -> None:
         ("[models.x]\nmodel = 'y'\ntemperature = 'hot'", r"\[models.x\].*temperature"),
         ("[models.x]\nmodel = 'y'\nweights = 'f64'", "weights"),
         ("[models.x]\nmodel = 'y'\npin = 1", "pin"),
+        ("max-queue = 1\nmax_queue = 2", "there twice"),
+        ("[models.x]\nmodel = 'y'\ntop-k = 1\ntop_k = 2", "there twice"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(SetupError, match=said):
         read(_file(tmp_path, text), OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("port = true", "'port' is a text or a number, not true"),
+        ("alias = [['a']]", "'alias' is a text or a number"),
+        ("memory = ['1G']", "'memory' is a text or a number"),
+        ("only = 1", "'only' is true or false, not 1"),
+        ("only = 'yes'", "'only' is true or false, not yes"),
+        ("alias = ['a', true]", "'alias' is a text or a number"),
+    ],
+)
+def test_options_have_their_own_kinds_of_values(tmp_path: Path, text: str, said: str) -> None:
+    ended = CliRunner().invoke(app, ["serve", "--config", str(_file(tmp_path, text))])
+    assert isinstance(ended.exception, SetupError) and said in str(ended.exception)
+
+
+def _specs(tmp_path: Path, text: str) -> list[ModelSpec]:
+    tables = read(_file(tmp_path, text), OPTIONS)[1]
+    base = ModelSpec(engine=EngineConfig(model="", name=""), named=True)
+    return specs_of([], tables, base, lambda *_: None, name=None, aliases=(), pins=()).specs
+
+
+@pytest.mark.parametrize(
+    ("name", "said_of_it", "said"),
+    [
+        ("x", "aliases = ['']", "'' is no name"),
+        ("x", 'aliases = ["a\\u0000b"]', "is no name"),
+        ("''", "", "'' is no name"),
+        ("x", "tool_format = 'nope'", "'x': There is no tool format 'nope'"),
+        ("x", "reasoning_format = 'nope'", "'x': There is no reasoning format 'nope'"),
+        ("x", "pooling = 'nope'", "'x': There is no pooling 'nope'"),
+        ("x", "template_arguments = { messages = 3 }", "'x': The template argument 'messages'"),
+    ],
+)
+def test_what_would_fail_with_the_first_request_is_said_at_the_start(
+    tmp_path: Path, default_model: Path, name: str, said_of_it: str, said: str
+) -> None:
+    with pytest.raises(SetupError, match=said):
+        _specs(tmp_path, f"[models.{name}]\nmodel = '{default_model}'\n{said_of_it}")
+    with pytest.raises(SetupError, match="model is empty"):
+        _specs(tmp_path, "[models.x]\nmodel = ''")
+
+
+def test_an_alias_is_one_name_however_often_it_is_given(
+    tmp_path: Path, default_model: Path
+) -> None:
+    text = f"\ufeff[models.x]\nmodel = '{default_model}'\naliases = ['a', 'x', 'a']\n"
+    text += "lora = { 'b=c' = '/d' }"
+    (spec,) = _specs(tmp_path, text)
+    assert spec.aliases == ("a",)
+    assert [(a.name, a.path) for a in spec.engine.adapters] == [("b=c", "/d")]
+
+
+def test_lengths_of_time_are_numbers() -> None:
+    engine = EngineConfig(model="", name="")
+    for field in ("keep_alive", "drain_timeout", "reader_timeout"):
+        with pytest.raises(SetupError, match=field.replace("_", "-")):
+            ServeConfig(engine=engine, **{field: float("nan")})
 
 
 def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:

@@ -204,12 +204,12 @@ def _pooling(
     folder: Path, family: str, settings: dict[str, Any], wanted: str | None, name: str
 ) -> tuple[Pooling, ...]:
     if wanted is not None:
-        return (_checked(wanted),)
+        return (pooling_called(wanted),)
     stated = settings.get("pooling_mode")
     if isinstance(stated, str):
-        return (_checked(stated),)
+        return (pooling_called(stated),)
     if isinstance(stated, list) and stated:
-        return tuple(_checked(str(s)) for s in stated)
+        return tuple(pooling_called(str(s)) for s in stated)
     known = {
         "cls": "pooling_mode_cls_token",
         "max": "pooling_mode_max_tokens",
@@ -218,7 +218,7 @@ def _pooling(
         "weightedmean": "pooling_mode_weightedmean_tokens",
         "lasttoken": "pooling_mode_lasttoken",
     }
-    if found := tuple(_checked(p) for p, key in known.items() if settings.get(key)):
+    if found := tuple(pooling_called(p) for p, key in known.items() if settings.get(key)):
         return found
     if family not in ENCODERS:
         return ("mean",) if family == "gemma3_text" else ("lasttoken",)
@@ -234,7 +234,7 @@ _ALSO: dict[str, Pooling] = {
 }
 
 
-def _checked(pooling: str) -> Pooling:
+def pooling_called(pooling: str) -> Pooling:
     wanted = _ALSO.get(pooling, pooling)
     for known in get_args(Pooling):
         if known == wanted:
