@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pydantic
+from api import tiny_folder
 from conftest import Server
 from openai.types.responses import Response, ResponseStreamEvent
 
 _EVENT: Any = pydantic.TypeAdapter(ResponseStreamEvent)
+SHORT: Any = {"model": "tiny", "temperature": 0, "max_output_tokens": 8}
+
+
+def serve(folder: Path, tokenizer_of: Path) -> Iterator[Server]:
+    """A tiny model that stores its responses in a folder."""
+    model = tiny_folder.make(folder / "tiny", tokenizer_of)
+    server = Server(str(model), "--store", str(folder / "store.sqlite")).wait_ready()
+    yield server
+    server.stop()
+
+
+def client_of(server: Server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
 
 def create(server: Server, **body: Any) -> dict[str, Any]:

@@ -10,25 +10,18 @@ import openai
 import pydantic
 import pytest
 from api import tiny_folder
-from api.responses_wire import check_order, create, plain, stream
+from api.responses_wire import SHORT, check_order, client_of, create, plain, serve, stream
 from conftest import Server
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory, default_model: Path) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("responses")
-    model = tiny_folder.make(folder / "tiny", default_model)
-    server = Server(str(model), "--store", str(folder / "store.sqlite")).wait_ready()
-    yield server
-    server.stop()
+    yield from serve(tmp_path_factory.mktemp("responses"), default_model)
 
 
 @pytest.fixture(scope="module")
 def client(tiny: Server) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{tiny.url}/v1", api_key="none", max_retries=0)
-
-
-SHORT: Any = {"model": "tiny", "temperature": 0, "max_output_tokens": 8}
+    return client_of(tiny)
 
 
 def test_create_has_all_that_the_sdk_knows(tiny: Server, client: openai.OpenAI) -> None:

@@ -9,26 +9,19 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from api import tiny_folder
-from api.responses_wire import check_order, create, events, numbers, stream
+from api.responses_wire import SHORT, check_order, client_of, create, events, numbers, serve, stream
 from conftest import Server
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory, default_model: Path) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("responses")
-    model = tiny_folder.make(folder / "tiny", default_model)
-    server = Server(str(model), "--store", str(folder / "store.sqlite")).wait_ready()
-    yield server
-    server.stop()
+    yield from serve(tmp_path_factory.mktemp("responses"), default_model)
 
 
 @pytest.fixture(scope="module")
 def client(tiny: Server) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{tiny.url}/v1", api_key="none", max_retries=0)
+    return client_of(tiny)
 
-
-SHORT: Any = {"model": "tiny", "temperature": 0, "max_output_tokens": 8}
 
 ENDLESS = {"model": "tiny", "input": "x", "ignore_eos": True, "max_output_tokens": 6000}
 

@@ -31,12 +31,18 @@ _CONFIG = {
 def make(folder: Path, tokenizer_of: Path, **changes: Any) -> Path:
     """Write the model into `folder`; the same weights every time. Changes are the config's."""
     import mlx.core as mx
-    from mlx.utils import tree_flatten
     from mlx_lm.models import llama
 
     config = _CONFIG | changes
     mx.random.seed(0)
-    model = llama.Model(llama.ModelArgs.from_dict(config))
+    return write(folder, tokenizer_of, llama.Model(llama.ModelArgs.from_dict(config)), config)
+
+
+def write(folder: Path, tokenizer_of: Path, model: Any, config: dict[str, Any]) -> Path:
+    """A model's folder, with another's tokenizer."""
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+
     folder.mkdir(parents=True, exist_ok=True)
     mx.save_safetensors(
         str(folder / "model.safetensors"),

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import json
-import shutil
 from pathlib import Path
 
+from api import tiny_folder
 from tiny import _BASE, SHAPES
 
 _REAL = {
@@ -19,19 +18,9 @@ _REAL = {
 def make(folder: Path, tokenizer_of: Path, shape: str, seed: int = 0) -> Path:
     """Write the model into `folder`; the same weights for the same seed."""
     import mlx.core as mx
-    from mlx.utils import tree_flatten
 
     config = _BASE | {"model_type": shape} | SHAPES[shape] | _REAL
     module = importlib.import_module(f"mlx_lm.models.{shape}")
     mx.random.seed(seed)
     model = module.Model(module.ModelArgs.from_dict(config))
-    folder.mkdir(parents=True, exist_ok=True)
-    mx.save_safetensors(
-        str(folder / "model.safetensors"),
-        dict(tree_flatten(model.parameters())),
-        metadata={"format": "mlx"},
-    )
-    (folder / "config.json").write_text(json.dumps(config))
-    for file in tokenizer_of.glob("tokenizer*.json"):
-        shutil.copy(file, folder)
-    return folder
+    return tiny_folder.write(folder, tokenizer_of, model, config)

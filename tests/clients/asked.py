@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import enum
+from collections.abc import Coroutine
 from typing import Annotated, Any, Literal
 
 import httpx
+import pytest
 from conftest import Server
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -114,3 +116,15 @@ async def until_idle(server: Server, seconds: float = 10) -> None:
     async with asyncio.timeout(seconds):
         while running(server):
             await asyncio.sleep(0.1)
+
+
+async def leaves(server: Server, asked: Coroutine[Any, Any, Any]) -> None:
+    """A client that is told to stop while it is answered: the server has nothing left of it."""
+    asking = asyncio.create_task(asked)
+    async with asyncio.timeout(10):
+        while not running(server):
+            await asyncio.sleep(0.05)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    await until_idle(server)

@@ -13,7 +13,7 @@ import pytest
 from conftest import Server
 from instructor import Mode
 
-from clients.asked import Odder, Person, Small, until_idle
+from clients.asked import Odder, Person, Small, leaves
 from clients.conftest import KEY
 from clients.script import HELLO, PERSON
 
@@ -120,13 +120,7 @@ def test_a_client_that_stops_reading_leaves_nothing(agent: Server) -> None:
 
     async def leave() -> None:
         how: dict[str, Any] = {"model": "agent", "max_tokens": 2500, "max_retries": 0}
-        asking = asyncio.create_task(
-            client.create(response_model=Person, messages=_user("talk on"), **how)
-        )
-        await asyncio.sleep(0.5)
-        asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-        await until_idle(agent)
+        asked = client.create(response_model=Person, messages=_user("talk on"), **how)
+        await leaves(agent, asked)
 
     asyncio.run(leave())

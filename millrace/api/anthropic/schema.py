@@ -11,23 +11,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from millrace.serving.forms import FormFields
-from millrace.serving.ranges import (
-    BadWords,
-    Bias,
-    Count,
-    Penalty,
-    Positive,
-    Priority,
-    RepetitionPenalty,
-    Salt,
-    Share,
-    StopText,
-    Timeout,
-    TokenId,
-    TopK,
-    Unit,
-)
+from millrace.api.sampling import AnswerFields
+from millrace.serving.ranges import Positive, StopText, Unit
 
 
 class Tagged(msgspec.Struct, tag_field="type"):
@@ -170,8 +155,8 @@ class ContextManagement(msgspec.Struct):
     edits: list[Edit] = []
 
 
-class Prompt(FormFields, kw_only=True):
-    """What decides the prompt: all that counting tokens needs."""
+class Prompt(AnswerFields, kw_only=True):
+    """What decides the prompt, which is all that counting tokens needs, and what may come with it."""
 
     model: str | None = None
     messages: Annotated[list[AnthropicMessage], Meta(min_length=1)]
@@ -196,27 +181,7 @@ class MessagesRequest(Prompt, kw_only=True):
     stream: bool | None = None
     stop_sequences: list[StopText] | None = None
     temperature: Unit | None = None
-    top_p: Share | None = None
-    top_k: TopK | None = None
-    min_p: Unit | None = None
-    typical_p: Share | None = None
-    xtc_probability: Unit | None = None
-    xtc_threshold: Unit | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    logit_bias: dict[str, Bias] | None = None
-    bad_words: BadWords | None = None
-    min_tokens: Count | None = None
-    seed: int | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: list[TokenId] | None = None
-    stop_in_reasoning: bool | None = None
-    include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    priority: Priority | None = None
-    timeout: Timeout | None = None
-    cache_salt: Salt | None = None
 
 
 ADVISORY = frozenset(

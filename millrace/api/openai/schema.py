@@ -7,26 +7,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from millrace.serving.forms import FormFields
-from millrace.serving.ranges import (
-    BadWords,
-    Bias,
-    Choices,
-    Count,
-    Penalty,
-    Positive,
-    Priority,
-    RepetitionPenalty,
-    Salt,
-    Share,
-    StopText,
-    Temperature,
-    Timeout,
-    TokenId,
-    Top,
-    TopK,
-    Unit,
-)
+from millrace.api.sampling import AnswerFields
+from millrace.serving.ranges import Choices, Count, Positive, StopText, Temperature, Top
 from millrace.serving.thinking import ThinkingWish
 
 
@@ -36,41 +18,17 @@ class StreamOptions(msgspec.Struct, frozen=True):
     """Accepted: our chunks carry no padding either way."""
 
 
-class OpenAICommon(FormFields, kw_only=True):
+class OpenAICommon(AnswerFields, kw_only=True):
     """What chat, completions and responses share."""
 
     model: str | None = None
     ttl: float | str | None = None
     """How long the model is to stay loaded after this, as LM Studio has it; below 0 for ever."""
     temperature: Temperature | None = None
-    top_p: Share | None = None
-    top_k: TopK | None = None
-    min_p: Unit | None = None
-    seed: int | None = None
     max_tokens: Positive | None = None
     max_completion_tokens: Positive | None = None
     n: Choices | None = None
     stop: StopText | list[StopText] | None = None
-    stop_token_ids: list[TokenId] | None = None
-    include_stop_str_in_output: bool | None = None
-    stop_in_reasoning: bool | None = None
-    """Whether stop strings end the answer inside a thought too."""
-    typical_p: Share | None = None
-    xtc_probability: Unit | None = None
-    xtc_threshold: Unit | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    logit_bias: dict[str, Bias] | None = None
-    bad_words: BadWords | None = None
-    min_tokens: Count | None = None
-    ignore_eos: bool | None = None
-    priority: Priority | None = None
-    """Higher goes first."""
-    timeout: Timeout | None = None
-    """Seconds until the request ends with an error."""
-    cache_salt: Salt | None = None
-    """Cached state is shared only with requests of the same salt."""
     skip_special_tokens: bool = True
     stream: bool | None = None
     stream_options: StreamOptions | None = None
