@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from millrace.api.context import context_of
 from millrace.durations import seconds_of
 from millrace.errors import BadRequest
+from millrace.serving.giving import Gives
 from millrace.serving.instance import Lease
 from millrace.serving.model import ServedModel
 from millrace.serving.registry import UNSAID
@@ -39,14 +40,22 @@ class LeaseMiddleware:
 
 
 async def leased(
-    http: HttpRequest, name: str | None, *, loads: bool = True, ttl: float | None = UNSAID
+    http: HttpRequest,
+    name: str | None,
+    *,
+    loads: bool = True,
+    ttl: float | None = UNSAID,
+    gives: Gives | None = None,
 ) -> ServedModel:
-    """The model that a request names, which stays until the response is sent."""
-    names = spellings(http, name)
-    lease = await context_of(http).registry.lease(*names, loads=loads, ttl=ttl)
+    """The model that a request names, which stays until the response is sent.
+
+    One that gives something else than what is wanted is an error, and is not loaded for it.
+    """
+    registry = context_of(http).registry
+    lease = await registry.lease(*spellings(http, name), loads=loads, ttl=ttl, gives=gives)
     http.scope["state"]["leases"].append(lease)
-    adapter = context_of(http).registry.adapters.find(*names)
-    return lease.model.adapted(adapter[1]) if adapter else lease.model
+    lease.model.check_gives(gives)
+    return lease.model
 
 
 def all_loaded(http: HttpRequest) -> list[ServedModel]:

@@ -17,6 +17,7 @@ from millrace.api.context import context_of
 from millrace.api.fields import foreign
 from millrace.api.leases import kept_for, leased
 from millrace.errors import BadRequest, MillraceError
+from millrace.serving.giving import Gives
 from millrace.serving.model import ServedModel
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -36,13 +37,15 @@ class Border(Generic[T]):
         answers: bool = True,
         encodes: bool = False,
         loads: bool | Callable[[T], bool] = True,
+        asks: Callable[[T], bool] = lambda wire: True,
     ) -> None:
         """An endpoint that does not answer takes what is for answers as a label.
 
         One that encodes answers with numbers, all others with text. One that needs no engine does not
-        have the model loaded.
+        have the model loaded. `asks` tells whether a request wants an answer at all.
         """
-        self._needs_text = answers and not encodes
+        self._gives: Gives | None = "numbers" if encodes else "text" if answers else None
+        self._asks = asks
         fields = frozenset(type.__struct_fields__)
         self._type = type
         self._loads = loads
@@ -57,9 +60,8 @@ class Border(Generic[T]):
         refuse(raw, self._refused)
         name: str | None = getattr(wire, "model", None)
         loads = self._loads if isinstance(self._loads, bool) else self._loads(wire)
-        model = await leased(http, name, loads=loads, ttl=kept_for(wire))
-        if self._needs_text:
-            model.need_text()
+        gives = self._gives if self._asks(wire) else None
+        model = await leased(http, name, loads=loads, ttl=kept_for(wire), gives=gives)
         return Asked(wire, raw, model, unknown(raw, self._known))
 
 

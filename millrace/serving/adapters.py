@@ -14,7 +14,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from millrace.config import AdapterConfig
-from millrace.errors import AdapterError, EngineUnavailable, MillraceError, from_code
+from millrace.errors import (
+    AdapterError,
+    EngineUnavailable,
+    MillraceError,
+    ModelNotFound,
+    from_code,
+)
 from millrace.protocol import (
     AdapterAnswer,
     AdapterLoaded,
@@ -51,7 +57,13 @@ class ServedAdapter:
 class AdapterList:
     """The adapters of one model, over all its engines' lives."""
 
-    def __init__(self, configured: Iterable[AdapterConfig] = ()) -> None:
+    def __init__(
+        self,
+        configured: Iterable[AdapterConfig] = (),
+        elsewhere: Callable[[str], bool] = lambda name: False,
+    ) -> None:
+        """`elsewhere` tells whether another model has an adapter of a name."""
+        self.elsewhere = elsewhere
         self.configured = [ServedAdapter(one.name, one.path) for one in configured]
         self._by_name = {adapter.name: adapter for adapter in self.configured}
 
@@ -84,8 +96,11 @@ class AdapterLibrary:
     def of(self, model: str, configured: Iterable[AdapterConfig] = ()) -> AdapterList:
         """A model's; those of its configuration are on it from the first time on."""
         if model not in self._lists:
-            self._lists[model] = AdapterList(configured)
+            self._lists[model] = AdapterList(configured, lambda name: self._others(model, name))
         return self._lists[model]
+
+    def _others(self, model: str, name: str) -> bool:
+        return any(m != model and known.get(name) for m, known in self._lists.items())
 
     def find(self, *names: str | None) -> tuple[str, ServedAdapter] | None:
         """An adapter by the first of these names, and the model it is for."""
@@ -124,8 +139,19 @@ class AdapterDesk:
         """What the engine's adapters take."""
         self._changed = asyncio.Event()
 
-    def slot_of(self, adapter: ServedAdapter) -> int:
-        """For a request; the engine is asked for the adapter if it has not been."""
+    def slot_of(self, adapter: ServedAdapter | None) -> int:
+        """For a request; the engine is asked for the adapter if it has not been.
+
+        One that took its place while the request was read is what its name means now.
+        """
+        if adapter is None:
+            return 0
+        name = adapter.name
+        adapter = self.list.get(name) if adapter.gone else adapter
+        if adapter is None:
+            raise ModelNotFound(name, [a.name for a in self.list.all()])
+        if adapter.problem is not None:
+            raise EngineUnavailable(f"The adapter '{name}' is not loaded: {adapter.problem}")
         slot = self._assign(adapter)
         if self._up and adapter not in self._loaded | self._asked:
             self._ask(adapter)
@@ -236,6 +262,8 @@ class AdapterDesk:
         log.info("adapter %s is loaded from %s (rank %d)", name, path, adapter.rank)
 
     def _refuse_known(self, name: str, in_place: bool) -> None:
+        if self.list.elsewhere(name):
+            raise AdapterError(f"The name '{name}' is taken.", param="lora_name")
         known = self.list.get(name)
         if known is not None and known.problem is None and not in_place:
             raise AdapterError(

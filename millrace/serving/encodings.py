@@ -21,6 +21,9 @@ from millrace.text.inputs import DEFAULT_INSTRUCTION, Cut, Inputs, PairsTask, Te
 from millrace.text.tokenizer import Tokenizer
 
 MOST_INPUTS = 2048
+"""Texts of one request, as OpenAI has it."""
+MOST_DOCUMENTS = 10_000
+"""The same where a protocol's own servers take more: Cohere's rerank, Ollama's embeddings."""
 MOST_WAITING = 4 << 20
 """Tokens of all requests that may wait: what is held for them is bounded by it."""
 _QUERY = ("query", "search_query", "retrieval.query", "s2p_query", "web_search_query")
@@ -126,9 +129,9 @@ class Encodings:
         """Tokens of an input and what becomes of more, as vLLM's `truncate_prompt_tokens` says."""
         if wanted is None:
             return self.length, "none"
-        if wanted > self.length:
+        if wanted == 0 or wanted > self.length:
             raise BadRequest(
-                f"Inputs cannot be cut to {wanted} tokens: the model takes {self.length}.",
+                f"Inputs cannot be cut to {wanted} tokens: the model takes 1 to {self.length}.",
                 param="truncate_prompt_tokens",
             )
         return (self.length if wanted < 0 else wanted), "right"
@@ -141,6 +144,7 @@ class Encodings:
         cut: Cut = "none",
         limit: int | None = None,
         special: bool = True,
+        own_limit: int | None = None,
         param: str = "input",
     ) -> Inputs:
         """Tokenises: not for the event loop."""
@@ -154,6 +158,7 @@ class Encodings:
                 special=special,
                 lowercase=facts.lowercase,
                 skip_prompt=not facts.include_prompt,
+                own_limit=own_limit,
                 param=param,
             )
         )
@@ -213,15 +218,15 @@ class Encodings:
     ) -> Inputs:
         """Each query that there is once, and then the documents."""
         asked = list(dict.fromkeys(queries))
-        most = min(limit or self.length, document_limit or self.length)
         first = self.texts(
             asked, prompt=self.prompt(input_type="query"), cut=cut, limit=limit, param="query"
         )
         rest = self.texts(
             documents,
             prompt=self.prompt(input_type="document"),
-            cut="right" if document_limit and cut == "none" else cut,
-            limit=most,
+            cut=cut,
+            limit=limit,
+            own_limit=document_limit,
             param=param,
         )
         skips = (

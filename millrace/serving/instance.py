@@ -14,6 +14,7 @@ from typing import Literal
 
 from millrace.config import EngineConfig
 from millrace.errors import EngineUnavailable, MillraceError
+from millrace.serving.adapters import ServedAdapter
 from millrace.serving.catalogue import ModelSpec
 from millrace.serving.client import EngineClient
 from millrace.serving.model import ServedModel
@@ -48,7 +49,8 @@ class Instance:
         """It is loaded, or will not be."""
         self.failure: MillraceError | None = None
         self.need: Need | None = None
-        self.reserved = 0
+        self.granted = 0
+        """Bytes that were set aside for it when its engine was started."""
         self.leases = 0
         self.used = self.since = time.monotonic()
         self.draining: Reason | None = None
@@ -69,6 +71,15 @@ class Instance:
             self.opened = asyncio.get_running_loop().create_future()
             self.opened.set_exception(EngineUnavailable("The model was unloaded."))
             self.opened.exception()
+
+    @property
+    def reserved(self) -> int:
+        """Bytes that are not there for others: what it was given, and adapters that came later."""
+        if not self.granted:
+            return 0
+        return self.granted + max(
+            0, self.client.adapters.nbytes - (self.engine.adapter_memory or 0)
+        )
 
     @property
     def busy(self) -> bool:
@@ -113,9 +124,17 @@ class Instance:
 class Lease:
     """A claim on a model: as long as it is held, the model stays. Must be released."""
 
-    def __init__(self, instance: Instance, tell: Callable[[], None], *, uses: bool) -> None:
+    def __init__(
+        self,
+        instance: Instance,
+        tell: Callable[[], None],
+        *,
+        uses: bool,
+        adapter: ServedAdapter | None = None,
+    ) -> None:
         """`tell` is called when it was released. To look is not to use."""
         self._instance = instance
+        self._adapter = adapter
         self._uses = uses
         self._tell = tell
         self._held = True
@@ -123,7 +142,9 @@ class Lease:
 
     @property
     def model(self) -> ServedModel:
-        return self._instance.opened.result()
+        """With the adapter that was asked for, though it may have been unloaded meanwhile."""
+        model = self._instance.opened.result()
+        return model if self._adapter is None else model.adapted(self._adapter)
 
     async def opened(self) -> None:
         """Wait until the model's text side can be used; raises why it cannot."""

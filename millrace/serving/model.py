@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from millrace.engine.rng import derive
-from millrace.errors import BadRequest, ContextLengthExceeded, EngineUnavailable, ModelNotFound
+from millrace.errors import BadRequest, ContextLengthExceeded
 from millrace.models.encoders import Encoder
 from millrace.models.files import read_json
 from millrace.models.window import read_config
@@ -20,6 +20,7 @@ from millrace.protocol import Choice, PromptLogprobs, RowTokens, Submit
 from millrace.serving.adapters import ServedAdapter
 from millrace.serving.client import EngineClient
 from millrace.serving.encodings import Encodings
+from millrace.serving.giving import Gives, check_gives
 from millrace.serving.in_flight import InFlight, Phase
 from millrace.serving.pictures import ModelPictures
 from millrace.serving.request import Request, SamplingRanges, fit, in_range
@@ -76,12 +77,8 @@ class ServedModel:
     @property
     def encodings(self) -> Encodings:
         """What it gives instead of text; raises that it gives none."""
-        if self._encodings is None:
-            raise BadRequest(
-                f"The model '{self.name}' makes text, and no embeddings or scores. Serve a model "
-                f"that does, or this one with --embed.",
-                param="model",
-            )
+        self.check_gives("numbers")
+        assert self._encodings is not None
         return self._encodings
 
     @property
@@ -90,26 +87,17 @@ class ServedModel:
 
     def need_text(self) -> None:
         """Raise that the model makes no text."""
-        if self._encodings is not None:
-            what = "embeddings" if self._encodings.facts.kind == "embed" else "scores"
-            raise BadRequest(f"The model '{self.name}' makes {what}, and no text.", param="model")
+        self.check_gives("text")
+
+    def check_gives(self, wanted: Gives | None) -> None:
+        """Raise that the model gives something else."""
+        check_gives(self.name, self._encodings.facts if self._encodings else None, wanted)
 
     def adapted(self, adapter: ServedAdapter) -> ServedModel:
         """The same model with an adapter of its own, under that one's name."""
         other = copy.copy(self)
         other.name, other.created, other.adapter = adapter.name, adapter.created, adapter
         return other
-
-    def _adapter_slot(self) -> int:
-        if self.adapter is None:
-            return 0
-        if self.adapter.gone:
-            raise ModelNotFound(self.adapter.name, [self.base])
-        if self.adapter.problem is not None:
-            raise EngineUnavailable(
-                f"The adapter '{self.adapter.name}' is not loaded: {self.adapter.problem}"
-            )
-        return self.client.adapters.slot_of(self.adapter)
 
     async def stop(self) -> None:
         """End the engine and whatever else runs for the model."""
@@ -279,7 +267,7 @@ class ServedModel:
             thinking=request.thinking,
             cache_salt=request.cache_salt,
             boundaries=request.boundaries,
-            adapter=self._adapter_slot(),
+            adapter=self.client.adapters.slot_of(request.adapter or self.adapter),
             media=request.media,
         )
 

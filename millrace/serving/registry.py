@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from millrace.errors import LoadFailed, MillraceError, ModelNotFound, SetupError, TooManyWaiting
-from millrace.serving.adapters import AdapterLibrary
+from millrace.models.encoders import encoder_in
+from millrace.serving.adapters import AdapterLibrary, ServedAdapter
 from millrace.serving.catalogue import Catalogue, ModelSpec
+from millrace.serving.giving import Gives, check_gives
 from millrace.serving.instance import Instance, Lease
 from millrace.serving.metrics import Metrics
 from millrace.serving.model import ServedModel
@@ -87,12 +89,19 @@ class Registry:
         return self._residents.all
 
     async def spec(self, *names: str | None) -> ModelSpec:
-        """A model by the first of these names that there is; without one, the only model named."""
+        """A model by the first of these names that there is; without one, the only model named.
+
+        An adapter's name is its model's, too.
+        """
         given = [name for name in names if name]
         if not given:
             return await self._only()
         for name in given:
             if (known := self._catalogue.known(name)) is not None:
+                return known
+        if (adapter := self.adapters.find(*given)) is not None:
+            given = [adapter[0]]
+            if (known := self._catalogue.known(adapter[0])) is not None:
                 return known
         for name in given:
             if (instance := self._residents.current(name)) is not None:
@@ -128,22 +137,28 @@ class Registry:
             self._residents.want(instance, need)
 
     async def lease(
-        self, *names: str | None, loads: bool = True, ttl: float | None = UNSAID
+        self,
+        *names: str | None,
+        loads: bool = True,
+        ttl: float | None = UNSAID,
+        gives: Gives | None = None,
     ) -> Lease:
         """The model by the first of these names; the lease must be released.
 
         Returns as soon as requests can be read and given to it; where that needs an engine, its load
-        has begun or waits for room. `ttl` is how long it is to stay after this use.
+        has begun or waits for room. `ttl` is how long it is to stay after this use. A model that does
+        not give what is wanted is not loaded.
         """
-        known = any(name and self._catalogue.known(name) for name in names)
-        adapter = None if known else self.adapters.find(*names)
-        spec = await self.spec(*((adapter[0],) if adapter else names))
+        adapter = self._adapter(names)  # whatever becomes of it while its model is opened
+        spec = await self.spec(*names)
         if loads:
-            await self._may_load(spec)
+            await self._may_load(spec, gives)
         instance = self._residents.current(spec.name)
         if instance is None:
             instance = self._residents.begin(spec, pinned=self.pinned(spec))
-        lease = Lease(instance, self._residents.wake, uses=loads)
+        elif instance.model is not None:
+            instance.model.check_gives(gives)  # before it is told how long to stay
+        lease = Lease(instance, self._residents.wake, uses=loads, adapter=adapter)
         if ttl is None or ttl >= 0:
             instance.ttl = ttl
         elif loads:
@@ -157,7 +172,13 @@ class Registry:
             raise
         return lease
 
-    async def _may_load(self, spec: ModelSpec) -> None:
+    def _adapter(self, names: Sequence[str | None]) -> ServedAdapter | None:
+        if any(name and self._catalogue.known(name) for name in names):
+            return None
+        found = self.adapters.find(*names)
+        return None if found is None else found[1]
+
+    async def _may_load(self, spec: ModelSpec, gives: Gives | None) -> None:
         """Raise why the model cannot be had; one that is loaded can."""
         name = spec.name
         instance = self._residents.current(name)
@@ -178,11 +199,14 @@ class Registry:
                 retry_after=left,
             )
         try:
-            self._needs[name] = await asyncio.to_thread(self._opener.need, spec)
+            encoder = await asyncio.to_thread(encoder_in, spec.engine)
+            need = await asyncio.to_thread(self._opener.need, spec)
         except MillraceError as error:
             self._residents.remember(name, error)
             raise
-        self._residents.check(name, self._needs[name])
+        check_gives(name, encoder, gives)
+        self._needs[name] = need
+        self._residents.check(name, need)
 
     async def load(self, name: str, *, ttl: float | None = UNSAID, wait: bool = True) -> None:
         """Load a model because somebody says so, even if that failed a moment ago.

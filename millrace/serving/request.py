@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from millrace.errors import BadRequest
 from millrace.protocol import LazyGrammar, Sampling, Span, Thinking
+from millrace.serving.adapters import ServedAdapter
 from millrace.serving.ranges import (
     LEAST_SEED,
     MOST_SEED,
@@ -79,6 +80,8 @@ class Request(msgspec.Struct, kw_only=True):
     """Where the prompt's pictures stand."""
     pictures: dict[str, Any] = {}
     """Those pictures by their digests (millrace.serving.pictures.HeldPicture)."""
+    adapter: ServedAdapter | None = None
+    """What it runs with; None is what its model does."""
 
 
 class SamplingRanges(msgspec.Struct, kw_only=True):

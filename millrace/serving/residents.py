@@ -231,8 +231,12 @@ class Residents:
         assert instance.need is not None
         state = (config.kv_memory or 0) + (config.cache_memory or 0 if config.cache else 0)
         state += config.picture_memory or 0
+        # What the operator chose for adapters is in what it needs.
+        adapters = (config.adapter_memory or 0) - (instance.spec.engine.adapter_memory or 0)
         instance.engine = config
-        instance.reserved = instance.need.fixed + (instance.need.least if unknown else state)
+        instance.granted = instance.need.fixed + (
+            instance.need.least if unknown else state + adapters
+        )
         instance.phase = "loading"
         log.info(
             "loading %s: %s reserved, %s of %s in use",
@@ -261,10 +265,10 @@ class Residents:
             if self._limit == _UNKNOWN and ready.device_bytes:
                 self._limit = ready.device_bytes * 9 // 10
                 self._metrics.memory_limit(self._limit)
-                instance.reserved = min(self._limit, ready.weight_bytes + 2 * ready.kv_budget)
+                instance.granted = min(self._limit, ready.weight_bytes + 2 * ready.kv_budget)
             if instance.need is not None and ready.weight_bytes > instance.need.fixed:
                 # Its files did not tell all; what is held counts from here on.
-                instance.reserved += ready.weight_bytes - instance.need.fixed
+                instance.granted += ready.weight_bytes - instance.need.fixed
             self._metrics.loaded(instance.spec.name, "ok")
             log.info("loaded %s in %.1f s", instance.spec.name, ready.load_seconds)
             instance.phase = "loaded"
@@ -344,7 +348,7 @@ class Residents:
         self._metrics.of(instance.spec.name).gone()
         instance.client.when_idle = _nothing
         instance.forget()
-        instance.reserved = 0
+        instance.granted = 0
         del self._all[instance.key]
         instance.settled.set()
         instance.ended.set()

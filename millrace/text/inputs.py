@@ -59,11 +59,16 @@ class TextsTask(msgspec.Struct, tag="texts", kw_only=True):
     lowercase: bool = False
     skip_prompt: bool = False
     """Whether the prompt's own tokens are left out of the pooling."""
+    own_limit: int | None = None
+    """Tokens of a text without all that is put around it; what is beyond is left out."""
     param: str = "input"
 
     def run(self, side: TextSide) -> Inputs:
         tokenizer = side.tokenizer
-        texts = [(self.prompt + text).strip() for text in self.texts]
+        texts = [
+            (self.prompt + text).strip()
+            for text in _all_shortened(tokenizer, self.texts, self.own_limit)
+        ]
         if self.lowercase:
             texts = [text.lower() for text in texts]
         if self.cut == "none":
@@ -120,9 +125,7 @@ class PairsTask(msgspec.Struct, tag="pairs", kw_only=True):
 
     def run(self, side: TextSide) -> Inputs:
         tokenizer = side.tokenizer
-        documents = self.documents
-        if self.document_limit is not None:
-            documents = [_shortened(tokenizer, d, self.document_limit) for d in documents]
+        documents = _all_shortened(tokenizer, self.documents, self.document_limit)
         pairs = list(zip(self.queries, documents, strict=True))
         return self._judged(tokenizer, pairs) if self.judge else self._paired(tokenizer, pairs)
 
@@ -162,6 +165,10 @@ class PairsTask(msgspec.Struct, tag="pairs", kw_only=True):
 def _second(types: list[int]) -> int:
     """Where the second of two texts begins, for models that are told."""
     return types.index(1) if 1 in types else 0
+
+
+def _all_shortened(tokenizer: Tokenizer, texts: list[str], limit: int | None) -> list[str]:
+    return texts if limit is None else [_shortened(tokenizer, text, limit) for text in texts]
 
 
 def _shortened(tokenizer: Tokenizer, text: str, limit: int) -> str:

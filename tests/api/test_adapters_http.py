@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -121,6 +122,35 @@ def test_models_tell_adapters_with_their_parent(served: Server, folder: Path) ->
     assert served.http.get("/v1/models/two").json()["parent"] == "base"
     told = served.post("/v1/completions", {"model": "nobody", "prompt": "x"})
     assert told.status_code == 404 and "one" in told.text
+    tags = {m["name"]: m for m in served.http.get("/api/tags").json()["models"]}
+    assert tags["one:latest"]["details"]["parent_model"] == "base:latest"
+    assert len({t["digest"] for t in tags.values()}) == len(tags) == 3
+    shown = served.post("/api/show", {"model": "one"}).json()
+    assert shown["modelfile"] == f"FROM base\nADAPTER {folder / 'lora' / 'one'}\n"
+    assert served.post("/v1/models/one/load", {}).json()["state"] == "loaded"
+    assert served.post("/api/generate", {"model": "one"}).json()["done_reason"] == "load"
+
+
+def test_sglangs_prompts_name_an_adapter_each(served: Server) -> None:
+    def generate(text: str | list[str], **more: Any) -> Any:
+        params = {"max_new_tokens": 8, "temperature": 0, "ignore_eos": True}
+        response = served.post("/generate", {"text": text, "sampling_params": params, **more})
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    alone = [generate(PROMPT, model=model)["text"] for model in ("one", "base", "two")]
+    assert len(set(alone)) == 3
+    found = generate([PROMPT] * 3, model="base", lora_path=["one", None, "two"])
+    assert [f["text"] for f in found] == alone
+    assert generate(PROMPT, model="other", lora_path="two")["text"] == alone[2]
+    assert generate(PROMPT, model="one", lora_path="")["text"] == alone[0]
+    for lora_path, said in (
+        ("nobody", "'nobody'"),
+        (["one"], "1 entries for 2"),
+        ("base", "'base'"),
+    ):
+        refused = served.post("/generate", {"text": [PROMPT] * 2, "lora_path": lora_path})
+        assert refused.status_code == 400 and said in refused.text
 
 
 def test_the_same_prompt_is_cached_for_each_adapter_by_itself(served: Server) -> None:
@@ -284,6 +314,29 @@ def test_adapters_come_and_go_under_load(served: Server) -> None:
     held = served.status()
     assert [a["name"] for a in held["adapters"]] == ["one", "two"]
     assert held["adapter_bytes"] == before
+
+
+def test_requests_that_are_read_while_an_adapter_is_replaced_get_the_next_one(
+    served: Server,
+) -> None:
+    assert load(served, "turning", "one").status_code == 200
+    done = threading.Event()
+
+    def ask() -> set[int]:
+        body = {"model": "turning", "prompt": PROMPT * 40, "max_tokens": 1}
+        seen = set()
+        while not done.is_set():
+            seen.add(served.post("/v1/completions", body).status_code)
+        return seen
+
+    with ThreadPoolExecutor(6) as pool:
+        users = [pool.submit(ask) for _ in range(6)]
+        for n in range(12):
+            path = ("two", "one")[n % 2]
+            assert load(served, "turning", path, load_inplace=True).status_code == 200
+        done.set()
+        assert {status for user in users for status in user.result()} == {200}
+    assert unload(served, "turning").status_code == 200
 
 
 def test_a_server_with_a_broken_adapter_does_not_start(folder: Path) -> None:

@@ -95,6 +95,7 @@ def test_too_long_is_refused_unless_it_may_be_cut(embedder: Server, oracle: Orac
     assert near(embedded(embedder, input=LONG, truncate="START"), [end])
     refused(embedder, "/v1/embeddings", {"input": LONG, "truncate_prompt_tokens": 25}, "24")
     refused(embedder, "/v1/embeddings", {"input": LONG, "truncate_prompt_tokens": 2}, "3")
+    refused(embedder, "/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 0}, "cut to 0")
     refused(embedder, "/v1/embeddings", {"input": LONG, "truncate_prompt_tokens": 10, "truncate":
             False})  # fmt: skip
 
@@ -186,6 +187,24 @@ def test_an_embedder_ranks_by_cosine(embedder: Server, oracle: Oracle) -> None:
     body = {"text_1": "the cat", "text_2": documents}
     found = embedder.post("/score", body).json()["data"]
     assert near([d["score"] for d in found], expected)
+    body = {"query": "the cat", "documents": ["the mat"], "max_tokens_per_doc": 1}
+    first = float(query @ oracle.vector(oracle.ids(PROMPTS["document"] + "the")))
+    (ranked,) = embedder.post("/v2/rerank", body).json()["results"]
+    assert near(ranked["relevance_score"], first)
+
+
+def test_ollama_loads_and_lets_go_of_an_embedder(embedder: Server) -> None:
+    for path, empty in (("/api/generate", {}), ("/api/chat", {"messages": []})):
+        told = embedder.post(path, {"model": "tiny", "keep_alive": 0, **empty})
+        assert told.status_code == 200 and told.json()["done_reason"] == "unload"
+        told = embedder.post(path, {"model": "tiny", **empty})
+        assert told.status_code == 200 and told.json()["done_reason"] == "load"
+
+
+def test_ollama_takes_ten_thousand_texts(embedder: Server) -> None:
+    answer = embedder.post("/api/embed", {"model": "tiny", "input": ["a"] * 2500})
+    assert len(answer.json()["embeddings"]) == 2500
+    refused(embedder, "/api/embed", {"model": "tiny", "input": ["a"] * 10_001}, "10000")
 
 
 def test_text_and_numbers_are_told_apart(embedder: Server, server: Server) -> None:

@@ -16,8 +16,10 @@ from typing import Any
 
 import httpx
 import pytest
+from adapters_help import random_pairs, write_mlx
 from api import tiny_folder
 from conftest import Server
+from models import encoder_folders
 
 ROOM_FOR_TWO = "760M"
 NAMES = ("alpha", "beta", "gamma")
@@ -108,6 +110,22 @@ def test_tokens_are_counted_without_a_load(models: Server) -> None:
     found = models.post("/tokenize", {"model": "gamma", "prompt": "a b"})
     assert found.status_code == 200 and found.json()["count"] == 2
     assert _loaded(models) == {}
+
+
+def test_a_model_is_not_loaded_for_what_it_does_not_give(models: Server, shelf: Path) -> None:
+    encoder_folders.encoder(shelf / "encoder")
+    for path, body in (
+        ("/v1/embeddings", {"model": "gamma", "input": "a"}),
+        ("/rerank", {"model": "gamma", "query": "a", "documents": ["b"]}),
+        ("/v1/completions", {"model": "encoder", "prompt": "a"}),
+        ("/api/chat", {"model": "encoder", "messages": [{"role": "user", "content": "a"}]}),
+    ):
+        answer = models.post(path, body)
+        assert answer.status_code == 400 and " makes " in answer.text
+    assert _loaded(models) == {}
+    assert _ask(models, "gamma").status_code == 200
+    assert models.post("/api/embed", {"model": "gamma", "keep_alive": 0}).status_code == 400
+    assert models.http.get("/v1/models/gamma").json()["expires_at"]
 
 
 def test_a_stream_begins_while_the_model_loads(models: Server) -> None:
@@ -263,6 +281,12 @@ def test_hostile_names_are_not_found(models: Server, shelf: Path, name: str) -> 
     assert _loaded(models) == {}
 
 
+@pytest.mark.parametrize("what", ["load", "unload", "pin"])
+def test_an_empty_name_is_no_model(models: Server, what: str) -> None:
+    assert models.post(f"/v1/models//{what}", {}).status_code == 400
+    assert _loaded(models) == {}
+
+
 def test_too_many_who_wait_are_sent_away(models: Server) -> None:
     with ThreadPoolExecutor(60) as pool:
         answers = list(pool.map(lambda _: _ask(models, "alpha"), range(60)))
@@ -290,6 +314,38 @@ def test_a_model_waits_no_longer_than_its_turn_while_others_are_in_use(models: S
         stop.set()
         assert {status for user in users for status in user.result()} == {200}
     assert "takes no more requests (to make room for gamma)" in models.log()
+
+
+def test_adapters_that_come_later_count_as_memory_of_their_model(
+    models: Server, tmp_path: Path
+) -> None:
+    folder = write_mlx(tmp_path / "a", random_pairs({"model.layers.0.self_attn.q_proj": (32, 32)}))
+    assert _ask(models, "alpha").status_code == 200
+    before = _loaded(models)["alpha"]["reserved_bytes"]
+    body = {"lora_name": "sql", "lora_path": str(folder), "base_model_name": "alpha"}
+    assert models.post("/v1/load_lora_adapter", body).status_code == 200
+    told = _loaded(models)["alpha"]
+    assert told["reserved_bytes"] == before + told["adapter_bytes"] > before
+    elsewhere = models.post("/v1/load_lora_adapter", body | {"base_model_name": "beta"})
+    assert elsewhere.status_code == 400 and "is taken" in elsewhere.text
+    assert models.post("/v1/unload_lora_adapter", body).status_code == 200
+    _until(lambda: _loaded(models)["alpha"]["reserved_bytes"] == before)
+
+
+def test_an_adapter_that_goes_while_its_model_loads_is_not_found(
+    models: Server, tmp_path: Path
+) -> None:
+    folder = write_mlx(tmp_path / "a", random_pairs({"model.layers.0.self_attn.q_proj": (32, 32)}))
+    body = {"lora_name": "sql", "lora_path": str(folder), "base_model_name": "alpha"}
+    assert models.post("/v1/load_lora_adapter", body).status_code == 200
+    assert models.http.post("/v1/models/sql/unload").json()["state"] == "unloaded"
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(_ask, models, "sql")
+        _until(lambda: "alpha" in _loaded(models))
+        assert models.post("/v1/unload_lora_adapter", body).status_code == 200
+        # It may have been handed over before that, but is never answered by the bare model.
+        told = answer.result()
+        assert told.status_code == 404 or told.json()["model"] == "sql"
 
 
 def test_loads_and_unloads_are_counted(models: Server) -> None:

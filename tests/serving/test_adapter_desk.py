@@ -160,3 +160,24 @@ def test_a_library_finds_adapters_of_all_models() -> None:
     assert library.find("") is None and library.find(None) is None
     assert library.of("m").retire("a") and not library.of("m").retire("a")
     assert library.names() == ["b"]
+
+
+@on_a_loop
+async def test_a_name_that_two_models_load_at_once_is_the_first_ones() -> None:
+    library, used_slots = AdapterLibrary(), list[int]()
+    first, second = (
+        AdapterDesk(library.of(model), lambda message: None, lambda: used_slots)
+        for model in ("m", "n")
+    )
+    loads = []
+    for desk in (first, second):
+        desk.engine_ready()
+        loads.append(asyncio.create_task(desk.load("x", "/x")))
+    await asyncio.sleep(0)
+    second.heard(loaded(1))
+    await loads[1]
+    first.heard(loaded(1))
+    with pytest.raises(AdapterError, match="is taken"):
+        await loads[0]
+    found = library.find("x")
+    assert found is not None and found[0] == "n"

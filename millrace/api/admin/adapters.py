@@ -59,7 +59,7 @@ class UnloadRequest(msgspec.Struct):
 )
 async def load(http: HttpRequest) -> Response:
     wire = convert(await read_object(http, context_of(http).config.max_body), LoadRequest)
-    if not wire.lora_name.isprintable():
+    if not wire.lora_name.isprintable() or not wire.lora_name.strip():
         raise BadRequest("lora_name must have printable characters only.", param="lora_name")
     config = context_of(http).config
     folder = allowed(wire.lora_path, config.adapter_folders, local=_is_local(config))
@@ -97,9 +97,7 @@ async def _base(http: HttpRequest, wire: LoadRequest) -> ServedModel:
     base = (await registry.spec(wire.base_model_name)).name
     if known[0] != base if known else await _is_model(registry, wire.lora_name):
         raise AdapterError(f"The name '{wire.lora_name}' is taken.", param="lora_name")
-    model = await leased(http, base)
-    model.need_text()
-    return model
+    return await leased(http, base, gives="text")
 
 
 async def _is_model(registry: Registry, name: str) -> bool:

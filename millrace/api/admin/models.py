@@ -62,7 +62,7 @@ class Done(msgspec.Struct):
 async def load(http: HttpRequest, name: str) -> Response:
     wire = await _read(http, LoadRequest)
     registry = context_of(http).registry
-    work = asyncio.ensure_future(registry.load(name, ttl=kept_for(wire), wait=wire.wait))
+    work = asyncio.ensure_future(registry.load(_said(name), ttl=kept_for(wire), wait=wire.wait))
     # Whoever leaves does not stop the load.
     await whole(http, asyncio.shield(work), lambda: None)
     return as_json(await card_of(http, name))
@@ -79,7 +79,7 @@ async def load(http: HttpRequest, name: str) -> Response:
 )
 async def unload(http: HttpRequest, name: str) -> Response:
     wire = await _read(http, UnloadRequest)
-    work = context_of(http).registry.unload(name, wait=wire.wait)
+    work = context_of(http).registry.unload(_said(name), wait=wire.wait)
     await whole(http, work, lambda: None)
     return as_json(await card_of(http, name))
 
@@ -95,7 +95,7 @@ async def unload(http: HttpRequest, name: str) -> Response:
 )
 async def pin(http: HttpRequest, name: str) -> Response:
     wire = await _read(http, PinRequest)
-    await context_of(http).registry.pin(name, wire.pin)
+    await context_of(http).registry.pin(_said(name), wire.pin)
     return as_json(await card_of(http, name))
 
 
@@ -103,7 +103,7 @@ async def pin(http: HttpRequest, name: str) -> Response:
 @describe("llama.cpp", "Load a model", body=NamedModel, answer=Done, statuses=_STATUSES)
 async def load_named(http: HttpRequest) -> Response:
     wire = convert(await read_object(http, context_of(http).config.max_body), NamedModel)
-    await context_of(http).registry.load(_named(wire), wait=False)
+    await context_of(http).registry.load(_said(wire.model), wait=False)
     return as_json(Done(True))
 
 
@@ -111,14 +111,15 @@ async def load_named(http: HttpRequest) -> Response:
 @describe("llama.cpp", "Unload a model", body=NamedModel, answer=Done, statuses=(404, *READS))
 async def unload_named(http: HttpRequest) -> Response:
     wire = convert(await read_object(http, context_of(http).config.max_body), NamedModel)
-    await context_of(http).registry.unload(_named(wire), wait=False)
+    await context_of(http).registry.unload(_said(wire.model), wait=False)
     return as_json(Done(True))
 
 
-def _named(wire: NamedModel) -> str:
-    if not wire.model:
-        raise BadRequest("Say which model: 'model' is empty.", param="model")
-    return wire.model
+def _said(name: str) -> str:
+    """A model's name, which must be said even where there is only one."""
+    if not name:
+        raise BadRequest("Say which model: its name is empty.", param="model")
+    return name
 
 
 async def _read(http: HttpRequest, type: type[T]) -> T:

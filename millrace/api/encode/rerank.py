@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import APIRouter
@@ -13,12 +15,12 @@ from starlette.responses import Response
 from millrace.api.answer import as_json
 from millrace.api.context import request_id
 from millrace.api.encode.answers import RerankAnswer, ScoreAnswer, TeiRank
-from millrace.api.encode.running import limit_of, loaded, run, way_of
-from millrace.api.encode.schema import ADVISORY, REFUSED, RerankRequest, ScoreRequest
+from millrace.api.encode.running import Found, counted, limit_of, loaded, run, way_of
+from millrace.api.encode.schema import ADVISORY, REFUSED, EncodeCommon, RerankRequest, ScoreRequest
 from millrace.api.openapi.describe import RUNS, describe
 from millrace.api.prelude import Border
 from millrace.errors import BadRequest
-from millrace.serving.encodings import MOST_INPUTS, Encodings
+from millrace.serving.encodings import MOST_DOCUMENTS, Encodings
 from millrace.text.inputs import Cut, Inputs
 
 router = APIRouter()
@@ -47,28 +49,17 @@ async def rerank(http: HttpRequest) -> Response:
     id = request_id(http, "rerank-")
     limit, cut = _limit(wire, encodings, is_tei)
     queries = [wire.query] * len(texts)
-
-    def read() -> Inputs:
-        return encodings.pairs(
-            queries,
-            texts,
-            cut=cut,
-            limit=limit,
-            document_limit=wire.max_tokens_per_doc,
-            instruction=wire.instruction,
-            param="texts" if is_tei else "documents",
-        )
-
-    inputs = await asyncio.to_thread(read)
-    found = await run(
-        http,
-        encodings,
-        id,
-        inputs,
-        encodings.scoring,
-        normalize=True,
-        common=wire,
+    read = functools.partial(
+        encodings.pairs,
+        queries,
+        texts,
+        cut=cut,
+        limit=limit,
+        document_limit=wire.max_tokens_per_doc,
+        instruction=wire.instruction,
+        param="texts" if is_tei else "documents",
     )
+    found = await _paired(http, encodings, id, read, wire)
     scores = encodings.scores(found.encoded, queries, raw=bool(wire.raw_scores))
     order = sorted(range(len(texts)), key=lambda n: -scores[n])
     if is_tei:
@@ -112,12 +103,20 @@ def _texts(wire: RerankRequest) -> tuple[list[str], bool]:
     param = "texts" if is_tei else "documents"
     if not texts:
         raise BadRequest(f"'{param}' is an empty list.", param=param)
-    if len(texts) > MOST_INPUTS:
-        raise BadRequest(
-            f"'{param}' has {len(texts)} items; the most in one request are {MOST_INPUTS}.",
-            param=param,
-        )
-    return texts, is_tei
+    return counted(texts, param, MOST_DOCUMENTS), is_tei
+
+
+async def _paired(
+    http: HttpRequest,
+    encodings: Encodings,
+    id: str,
+    read: Callable[[], Inputs],
+    common: EncodeCommon,
+) -> Found:
+    """Queries and documents read off the event loop, and run."""
+    inputs = await asyncio.to_thread(read)
+    kind = encodings.scoring
+    return await run(http, encodings, id, inputs, kind, normalize=True, common=common)
 
 
 def _limit(wire: RerankRequest, encodings: Encodings, is_tei: bool) -> tuple[int, Cut]:
@@ -141,25 +140,16 @@ async def score(http: HttpRequest) -> Response:
     await loaded(http, asked.model)
     id = request_id(http, "score-")
     limit, cut = limit_of(encodings, wire.truncate_prompt_tokens)
-    inputs = await asyncio.to_thread(
-        lambda: encodings.pairs(
-            queries,
-            documents,
-            cut=cut,
-            limit=limit,
-            instruction=wire.instruction,
-            param="text_2",
-        )
+    read = functools.partial(
+        encodings.pairs,
+        queries,
+        documents,
+        cut=cut,
+        limit=limit,
+        instruction=wire.instruction,
+        param="text_2",
     )
-    found = await run(
-        http,
-        encodings,
-        id,
-        inputs,
-        encodings.scoring,
-        normalize=True,
-        common=wire,
-    )
+    found = await _paired(http, encodings, id, read, wire)
     scores = encodings.scores(found.encoded, queries)
     body = {
         "id": id,
@@ -183,12 +173,7 @@ def _matched(wire: ScoreRequest) -> tuple[list[str], list[str]]:
         texts = [value] if isinstance(value, str) else list(value)
         if not texts:
             raise BadRequest(f"'{name}' is an empty list.", param=name)
-        if len(texts) > MOST_INPUTS:
-            raise BadRequest(
-                f"'{name}' has {len(texts)} items; the most in one request are {MOST_INPUTS}.",
-                param=name,
-            )
-        sides.append(texts)
+        sides.append(counted(texts, name))
     first, second = sides
     if len(first) == 1:
         first = first * len(second)

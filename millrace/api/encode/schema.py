@@ -111,6 +111,8 @@ class TeiEmbedRequest(msgspec.Struct, kw_only=True):
     """True if left out."""
     prompt_name: str | None = None
     dimensions: Positive | None = None
+    ttl: float | str | None = None
+    """As in `EncodeCommon`, which has nothing else that TEI's clients send."""
 
 
 REFUSED: dict[str, tuple[Any, ...]] = {

@@ -14,6 +14,7 @@ from millrace.api.generate.schema import (
     SamplingParams,
 )
 from millrace.errors import BadRequest
+from millrace.serving.adapters import ServedAdapter
 from millrace.serving.model import ServedModel
 from millrace.serving.pictures import RawPrompt
 from millrace.serving.request import Request, check_tokens
@@ -106,12 +107,15 @@ def prompt_requests(
     tops = _spread(wire.top_logprobs_num, count, "top_logprobs_num", 0)
     salts = _spread(wire.cache_salt, count, "cache_salt", "")
     keys = _spread(wire.extra_key, count, "extra_key", "")
+    adapters = _spread(wire.lora_path, count, "lora_path", None)
     found = []
     for i, raw in enumerate(prompts):
         prompt = raw.tokens
         request = _request(ids[i], prompt, params[i], model)
         request.media, request.pictures = raw.media, raw.pictures
         request.priority = wire.priority or 0
+        if name := adapters[i]:
+            request.adapter = _adapter(model, name)
         request.cache_salt = f"{salts[i]}\0{keys[i]}" if keys[i] else salts[i]
         start = len(prompt) if starts[i] < 0 else starts[i]
         if start > len(prompt):
@@ -131,6 +135,13 @@ def prompt_requests(
             )
         found.append(PromptRequest(request, scored[i], start))
     return found
+
+
+def _adapter(model: ServedModel, name: str) -> ServedAdapter:
+    adapter = model.client.adapters.list.get(name)
+    if adapter is None:
+        raise BadRequest(f"No adapter '{name}' is loaded for '{model.base}'.", param="lora_path")
+    return adapter
 
 
 def _spread(value: T | list[T] | None, count: int, name: str, missing: T) -> list[T]:

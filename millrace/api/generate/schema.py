@@ -75,6 +75,8 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     priority: Priority | None = None
     cache_salt: Salt | list[Salt] | None = None
     extra_key: Salt | list[Salt] | None = None
+    lora_path: str | list[str | None] | None = None
+    """The name of an adapter that is loaded for the model."""
 
 
 REFUSED: dict[str, tuple[Any, ...]] = {
@@ -94,7 +96,6 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "require_reasoning": (False,),
     "max_thinking_tokens": (),
     "session_params": ({},),
-    "lora_path": ("",),
     "lora_id": ("",),
     "custom_logit_processor": ("",),
     "positional_embed_overrides": (),

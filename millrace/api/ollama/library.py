@@ -27,6 +27,7 @@ from millrace.errors import BadRequest, ModelError, ModelNotFound, Unsupported
 from millrace.models import store
 from millrace.models.encoders import encoder_of
 from millrace.models.window import read_config
+from millrace.serving.adapters import ServedAdapter
 from millrace.serving.model import ServedModel
 from millrace.serving.pictures import takes_pictures
 from millrace.text.dialect import Dialect
@@ -64,9 +65,26 @@ async def version() -> Response:
 @describe("ollama", "The models that are served")
 async def tags(http: HttpRequest) -> Response:
     """Whatever can be asked for, loaded or not."""
-    specs = [s.spec for s in await context_of(http).registry.standings()]
+    registry = context_of(http).registry
+    specs = [s.spec for s in await registry.standings()]
     found = await asyncio.to_thread(lambda: [_listed(s.name, s.folder) for s in specs])
-    return as_json({"models": [entry for entry in found if entry is not None]})
+    listed: list[dict[str, Any]] = []
+    for spec, entry in zip(specs, found, strict=True):
+        if entry is not None:
+            listed.append(entry)
+            listed += [_adapted(entry, a) for a in registry.adapters.of(spec.name).all()]
+    return as_json({"models": listed})
+
+
+def _adapted(entry: dict[str, Any], adapter: ServedAdapter) -> dict[str, Any]:
+    """An adapter's entry: its model's, under its own name."""
+    own = f"{entry['digest']}\0{adapter.name}\0{adapter.digest}"
+    return entry | {
+        "name": tagged(adapter.name),
+        "model": tagged(adapter.name),
+        "digest": hashlib.sha256(own.encode()).hexdigest(),
+        "details": entry["details"] | {"parent_model": entry["name"]},
+    }
 
 
 @router.get("/api/ps")
@@ -225,7 +243,7 @@ def _shown(folder: Path, model: ServedModel | None) -> dict[str, Any]:
         info[f"{kind}.context_length"] = model.window
     settings = model.defaults if model else {}
     return {
-        "modelfile": f"FROM {model.name if model else folder.name}\n",
+        "modelfile": _modelfile(folder, model),
         "parameters": "\n".join(f"{name} {value}" for name, value in settings.items()),
         "template": tokenizer.template_source or "",
         "details": _details(about.description),
@@ -233,6 +251,13 @@ def _shown(folder: Path, model: ServedModel | None) -> dict[str, Any]:
         "capabilities": _capabilities(dialect, tokenizer, is_encoder, takes_pictures(folder)),
         "modified_at": about.modified,
     }
+
+
+def _modelfile(folder: Path, model: ServedModel | None) -> str:
+    lines = f"FROM {model.base if model else folder.name}\n"
+    if model is not None and model.adapter is not None:
+        lines += f"ADAPTER {model.adapter.path}\n"
+    return lines
 
 
 def _capabilities(

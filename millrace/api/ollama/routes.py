@@ -50,10 +50,16 @@ def _lets_go(wire: OllamaCommon) -> bool:
 
 
 _CHAT = Border(
-    OllamaChatRequest, REFUSED_BY_CHAT, loads=lambda w: bool(w.messages) or not _lets_go(w)
+    OllamaChatRequest,
+    REFUSED_BY_CHAT,
+    loads=lambda w: bool(w.messages) or not _lets_go(w),
+    asks=lambda w: bool(w.messages),
 )
 _GENERATE = Border(
-    OllamaGenerateRequest, REFUSED_BY_GENERATE, loads=lambda w: bool(w.prompt) or not _lets_go(w)
+    OllamaGenerateRequest,
+    REFUSED_BY_GENERATE,
+    loads=lambda w: bool(w.prompt) or not _lets_go(w),
+    asks=lambda w: bool(w.prompt),
 )
 
 

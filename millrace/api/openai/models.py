@@ -56,7 +56,7 @@ async def model(http: HttpRequest, name: str) -> Response:
 async def card_of(http: HttpRequest, name: str) -> dict[str, Any]:
     registry = context_of(http).registry
     adapter = registry.adapters.find(name)
-    standing = registry.standing(await registry.spec(adapter[0] if adapter else name))
+    standing = registry.standing(await registry.spec(name))
     window = await asyncio.to_thread(_window, standing)
     alias = name if name in standing.spec.aliases else None
     card = _describer(http)(standing, window or 0, alias)
