@@ -140,7 +140,9 @@ def prompt_requests(
 def _adapter(model: ServedModel, name: str) -> ServedAdapter:
     adapter = model.client.adapters.list.get(name)
     if adapter is None:
-        raise BadRequest(f"No adapter '{name}' is loaded for '{model.base}'.", param="lora_path")
+        raise BadRequest(
+            f"lora_path: no adapter '{name}' is loaded for '{model.base}'.", param="lora_path"
+        )
     return adapter
 
 
