@@ -13,7 +13,7 @@ from typing import Any, NoReturn, cast
 
 import grpc
 
-from millrace.errors import MillraceError, RequestFailed
+from millrace.errors import BadRequest, MillraceError, RequestFailed
 
 log = logging.getLogger("millrace.rpc")
 Unary = Callable[[Any, Any], Awaitable[Any]]
@@ -37,6 +37,10 @@ _LONGEST = 2000
 """Characters of a status message: it travels in a header, whose size clients bound."""
 
 
+GARBLED = object()
+"""Stands for what came and is no message (`decoding`)."""
+
+
 def code_of(error: MillraceError) -> grpc.StatusCode:
     return _CODES.get(error.status, grpc.StatusCode.INTERNAL)
 
@@ -58,6 +62,7 @@ def unary(handler: Unary) -> Unary:
     @functools.wraps(handler)
     async def answered(request: Any, context: Any) -> Any:
         try:
+            _need_message(request)
             return await handler(request, context)
         except MillraceError as error:
             await refuse(context, error)
@@ -75,6 +80,7 @@ def stream(handler: Stream) -> Stream:
     @functools.wraps(handler)
     async def answered(request: Any, context: Any) -> AsyncIterator[Any]:
         try:
+            _need_message(request)
             made = cast(AsyncGenerator[Any, None], handler(request, context))
             async with contextlib.aclosing(made) as answers:
                 async for answer in answers:
@@ -87,6 +93,11 @@ def stream(handler: Stream) -> Stream:
             await refuse(context, _unexpected(error))
 
     return answered
+
+
+def _need_message(request: Any) -> None:
+    if request is GARBLED:
+        raise BadRequest("What came is no message of this method.")
 
 
 def _unexpected(error: Exception) -> RequestFailed:

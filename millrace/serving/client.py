@@ -80,7 +80,7 @@ class EngineClient:
         )
         self._suspicion = Suspicion()
         self._admission = admission
-        self._metrics = metrics
+        self.metrics = metrics
         self.totals: Totals = metrics.totals
         self._idle = idle
         self._weighed: tuple[Ready | None, DeviceMemory | None] = (None, None)
@@ -189,7 +189,7 @@ class EngineClient:
 
     def _enter(self, active: Active, timeout: float | None) -> None:
         self.in_flight[active.number] = active
-        self._metrics.arrived(active)
+        self.metrics.arrived(active)
         if timeout is not None:
             active.timer = asyncio.get_running_loop().call_later(
                 timeout, self._expire, active, timeout
@@ -249,16 +249,16 @@ class EngineClient:
             active.timer.cancel()
         seconds = time.monotonic() - active.arrived
         self._admission.saw(seconds)
-        self._metrics.ended(active, seconds)
+        self.metrics.ended(active, seconds)
         self._count_queue()
         log.info("request ended", extra={"fields": active.summary(seconds)})
         self.adapters.tidy()
         self._hand_over()
 
     def _count_queue(self) -> None:
-        self._metrics.queue(sum(r.first_token is None for r in self.in_flight.values()))
+        self.metrics.queue(sum(r.first_token is None for r in self.in_flight.values()))
         if not self.in_flight:
-            self._metrics.idle()
+            self.metrics.idle()
             self.when_idle()
 
     def _hand_over(self) -> None:
@@ -294,7 +294,7 @@ class EngineClient:
         """Say so, and decide who goes on."""
         self.queries.drop()
         lost = self.adapters.engine_gone()
-        self._metrics.restarted()
+        self.metrics.restarted()
         running = {r.number: r for r in self.in_flight.values() if r.running}
         milestones = {number: active.milestone for number, active in running.items()}
         for active in running.values():
@@ -326,7 +326,7 @@ class EngineClient:
             case Step():
                 self._stepped(message)
             case CacheReport():
-                self._metrics.cache(message.memory.bytes, message.disk.bytes if message.disk else 0)
+                self.metrics.cache(message.memory.bytes, message.disk.bytes if message.disk else 0)
                 self.queries.heard(message)
             case PicturesWanted():
                 self._supply.wanted(self.in_flight.get(message.id), message.digests)
@@ -345,7 +345,7 @@ class EngineClient:
         self._hand_over()
 
     def _stepped(self, step: Step) -> None:
-        self._metrics.stepped(step)
+        self.metrics.stepped(step)
         if step.memory is not None:
             self._weighed = self.ready, step.memory
         others_may = False
@@ -362,21 +362,21 @@ class EngineClient:
             self._hand_over()
         if not self.in_flight:
             # The step was on its way when the last request left: it is not the last word.
-            self._metrics.idle()
+            self.metrics.idle()
 
     def _take(self, active: Active, part: _Part) -> None:
         match part, active:
             case RowTokens(), InFlight():
                 self._row(active, part)
             case Prefilled(), InFlight():
-                self._metrics.prefilled(active.progress(part))
+                self.metrics.prefilled(active.progress(part))
             case PromptLogprobs(), InFlight():
                 active.scores(part)
             case Encoded(), EncodingInFlight():
                 first = active.first_token is None
-                self._metrics.prefilled(active.take(part))
+                self.metrics.prefilled(active.take(part))
                 if first:
-                    self._metrics.began(active)
+                    self.metrics.began(active)
                     self._count_queue()
                 self._settle(active)
             case _:
@@ -386,9 +386,9 @@ class EngineClient:
         first, before = active.first_token is None, active.last_token
         active.take(row)
         if first:
-            self._metrics.first_token(active)
+            self.metrics.first_token(active)
             self._count_queue()
-        self._metrics.token(None if first else active.last_token - before, len(row.tokens))
+        self.metrics.token(None if first else active.last_token - before, len(row.tokens))
         self._settle(active)
 
     def _failed(self, active: Active, error: Exception) -> None:

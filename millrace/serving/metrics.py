@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import get_args
 
@@ -100,6 +101,8 @@ class ModelMetrics:
 
     def __init__(self, all: Metrics, model: str) -> None:
         self.totals = Totals()
+        self.heard = 0.0
+        """When the engine last said what it did, on the monotonic clock."""
         self._all = all
         self._model = model
         self._step = all.step.labels(model)
@@ -139,6 +142,7 @@ class ModelMetrics:
             self._all.device.labels(self._model, kind).set(0)
 
     def stepped(self, step: Step) -> None:
+        self.heard = time.monotonic()
         if step.seconds:
             self._step.observe(step.seconds)
         if step.memory is not None:

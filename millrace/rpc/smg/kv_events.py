@@ -93,8 +93,8 @@ class KvEvents:
                 behind = kept.number
                 yield _wire(kept)
             load, now = self._load(), time.monotonic()
-            if load != told or now - heard >= _HEARTBEAT:
-                told, heard = load, now
+            if load.counts != told or now - heard >= _HEARTBEAT:
+                told, heard = load.counts, now
                 sample += 1
                 yield _load_batch(behind, load, sample)
             try:
@@ -200,6 +200,8 @@ def _load_batch(number: int, load: Load, sample: int) -> Any:
         num_used_tokens=load.used_tokens,
         max_total_num_tokens=load.most_tokens,
         prefill_pending_tokens=load.pending_tokens,
+        engine_silence_ms=None if load.silence is None else int(1000 * load.silence),
+        engine_reports_steps=True,
     )
     return messages.KvEventBatch(
         sequence_number=number, timestamp=time.time(), dp_rank=0, load=record

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from millrace.serving.active import Active
 from millrace.serving.client import EngineClient
 
 _LEAST = 1.0
@@ -28,6 +29,13 @@ class Load:
     hit_rate: float = 0.0
     """The part of all prompts' tokens that was found in the cache."""
     most_running: int = 0
+    silence: float | None = None
+    """Seconds since the engine last said what it did, while it has something to do."""
+
+    @property
+    def counts(self) -> Load:
+        """Without what changes by itself."""
+        return replace(self, silence=None, throughput=0.0)
 
     @property
     def usage(self) -> float:
@@ -65,7 +73,15 @@ class Loads:
             throughput=self._throughput(totals.generated_tokens),
             hit_rate=totals.cached_tokens / totals.prompt_tokens if totals.prompt_tokens else 0.0,
             most_running=self._most_running,
+            silence=self._silence(client, requests),
         )
+
+    def _silence(self, client: EngineClient, requests: list[Active]) -> float | None:
+        if not requests:
+            return None
+        # Before it has said anything, it is silent since it was first asked.
+        since = max(client.metrics.heard, min(r.arrived for r in requests))
+        return max(0.0, self._clock() - since)
 
     def _throughput(self, total: int) -> float:
         now = self._clock()

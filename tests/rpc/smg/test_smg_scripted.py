@@ -181,6 +181,15 @@ def test_what_this_worker_has_not_is_refused_by_name(worker: Worker) -> None:
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
+@pytest.mark.parametrize("method", ["Generate", "Abort", "HealthCheck", "GetTokenizer", "Embed"])
+def test_what_is_no_message_is_an_invalid_argument(worker: Worker, method: str) -> None:
+    call = worker.channel.unary_stream(f"/vllm.grpc.engine.VllmEngine/{method}")
+    for garbled in (b"\xff" * 9, b"\x0a\xff", b"\x07\x07"):
+        with pytest.raises(grpc.RpcError) as caught:
+            list(call(garbled))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 def test_an_abort_ends_its_request_alone_and_unknown_ids_are_nothing(
     worker: Worker, engine: Engine
 ) -> None:
