@@ -129,5 +129,4 @@ def _anthropic(standing: Standing, window: int, alias: str | None) -> dict[str, 
         "lifecycle": "active",
         "max_input_tokens": window,
         "max_tokens": window,
-        "input_modalities": ["text", "image"] if takes_pictures(standing.spec.folder) else ["text"],
     }
