@@ -16,9 +16,11 @@ _LEAST = 1.0
 @dataclass(frozen=True)
 class Load:
     running: int = 0
+    """Answers that have a place in the batch, those whose prompts wait for their turn included."""
     waiting: int = 0
+    """Answers beyond those that run at a time: what gateways take for too much at eight."""
     waiting_tokens: int = 0
-    """Prompt tokens of those that wait."""
+    """Tokens of prompts of which nothing was run yet."""
     pending_tokens: int = 0
     """Prompt tokens of all that have no token yet."""
     used_tokens: int = 0
@@ -59,11 +61,13 @@ class Loads:
             return Load(most_running=self._most_running)
         requests = list(client.in_flight.values())
         queued = [r for r in requests if r.phase == "queued"]
+        answers = sum(r.answers for r in requests)
+        running = min(answers, self._most_running)
         totals, ready = client.totals, client.ready
         per_token = ready.kv_bytes_per_token if ready else 0
         return Load(
-            running=len(requests) - len(queued),
-            waiting=len(queued),
+            running=running,
+            waiting=answers - running,
             waiting_tokens=sum(r.prompt_tokens for r in queued),
             pending_tokens=sum(r.prompt_tokens for r in requests if r.first_token is None),
             used_tokens=sum(

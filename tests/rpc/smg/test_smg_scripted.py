@@ -246,8 +246,9 @@ def test_a_full_queue_is_resource_exhausted(worker: Worker, engine: Engine) -> N
     calls = [engine.stub.Generate(engine.request(prompt, stream=True)) for _ in range(12)]
     _until(lambda: len(worker.server.status()["requests"]) == 12)
     assert engine.refused([1, 2, 3]) is grpc.StatusCode.RESOURCE_EXHAUSTED
+    next(calls[0])
     loads = worker.vllm.stub.GetLoads(vllm.GetLoadsRequest()).loads[0]
-    assert loads.num_total_reqs == 12 and loads.num_running_reqs >= 1
+    assert (loads.num_running_reqs, loads.num_waiting_reqs, loads.num_total_reqs) == (8, 4, 12)
     assert loads.max_running_requests == 8 and 0 < loads.token_usage < 1
     for call in calls:
         call.cancel()
