@@ -36,7 +36,8 @@ from millrace.engine.transport import ThreadTransport
 from millrace.engine.turn import Chunk, Forward, Reserve, Seen, Turn
 from millrace.engine.warmup import warm_up
 from millrace.models.placement import place
-from millrace.protocol import CacheQuery, Choice, FromEngine, Sampling, Step, Submit
+from millrace.protocol import Choice, FromEngine, Sampling, Step, Submit
+from millrace.protocol.prefixes import CacheQuery
 
 CHUNK = 2048
 QWEN3_8B = {

@@ -30,7 +30,7 @@ from millrace.cache.radix import TOKEN_BYTES, Match, Node, RadixTree
 from millrace.cache.residency import Operations, Residency
 from millrace.cache.sizes import StateSizes
 from millrace.cache.writeback import WriteBack
-from millrace.protocol import CacheChange, CacheReport, HitKind, TierReport
+from millrace.protocol.prefixes import CacheChange, CacheReport, HitKind, TierReport
 
 SHARE = 2
 """One prompt may have this part of the memory: half of it."""

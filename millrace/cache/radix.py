@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from millrace.cache.sizes import StateSizes
-from millrace.protocol import AllGone, CacheChange, RunCut, RunKept, RunsGone, RunsMerged
+from millrace.protocol.prefixes import AllGone, CacheChange, RunCut, RunKept, RunsGone, RunsMerged
 
 TOKEN_BYTES = 8
 """What a token itself costs in the tree; runs without state would be free otherwise."""

@@ -13,17 +13,19 @@ import msgspec
 
 from millrace.cli.settings import ModelTable
 from millrace.cli.values import adapter_in, bytes_of
-from millrace.config import MOST_NAME
+from millrace.config import MOST_NAME, ServeConfig
 from millrace.durations import seconds_of
 from millrace.errors import MillraceError, SetupError
 from millrace.models.encoders.facts import pooling_called
 from millrace.models.fetch import Progress
 from millrace.models.resolve import resolve
-from millrace.serving.catalogue import ModelSpec
+from millrace.serving.catalogue import Catalogue, ModelSpec
 from millrace.serving.opening import check_defaults
 from millrace.text.conversation import Conversation
 from millrace.text.formats import by_name, thought_by_name
 
+_FOUND_STAY = 1800.0
+"""Seconds that a model which nobody named stays after its last use."""
 _NAMED = re.compile(r"([A-Za-z0-9][\w.:/-]{0,127})=(.+)", re.ASCII)
 
 
@@ -34,6 +36,32 @@ class Named:
     specs: list[ModelSpec]
     first: list[ModelSpec]
     """Those of them that are loaded at the start."""
+
+
+def catalogue_of(
+    config: ServeConfig,
+    models: Sequence[str],
+    tables: Mapping[str, ModelTable],
+    progress: Progress,
+    *,
+    name: str | None,
+    aliases: Sequence[str],
+    pins: Sequence[str],
+    ttl: str | None,
+    only: bool,
+    folders: Sequence[str],
+) -> tuple[Catalogue, list[ModelSpec]]:
+    """All that can be asked for, and what of it is loaded at the start."""
+    stays = time_of("--ttl", ttl)
+    base = ModelSpec(engine=config.engine, defaults=config.defaults, ttl=stays, named=True)
+    served = specs_of(models, tables, base, progress, name=name, aliases=aliases, pins=pins)
+    found = ModelSpec(
+        engine=msgspec.structs.replace(config.engine, adapters=()),
+        defaults=config.defaults,
+        ttl=_FOUND_STAY if ttl is None else stays,
+    )
+    catalogue = Catalogue(served.specs, None if only else found, check_folders(folders))
+    return catalogue, served.first
 
 
 def specs_of(
@@ -139,6 +167,11 @@ def _split(model: str) -> tuple[str | None, str | None]:
     """NAME=MODEL, unless there is a file or a folder of just that name."""
     match = None if os.path.exists(Path(model).expanduser()) else _NAMED.fullmatch(model)
     return (match[1], match[2]) if match else (None, model)
+
+
+def media_folders(given: Sequence[str]) -> tuple[str, ...]:
+    """Folders whose pictures requests may name."""
+    return tuple(str(f.absolute()) for f in check_folders(given, "--allow-local-media"))
 
 
 def check_folders(folders: Sequence[str], option: str = "--model-dir") -> list[Path]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from typing import Annotated, get_args
 
-import msgspec
 import typer
 
 from millrace.cli.settings import tables_of, use_file
@@ -302,15 +303,11 @@ def serve(
     log_format: Annotated[str, typer.Option(help="text or json.")] = "text",
 ) -> None:
     """Serve models over HTTP."""
-    import asyncio
-    import logging
-
     from millrace import logs
-    from millrace.cli.models_served import check_folders, specs_of, time_of
+    from millrace.cli import models_served
     from millrace.cli.progress import reporter
     from millrace.cli.serving import run
-    from millrace.cli.values import adapter_of, bytes_of, disk_of, one_of, task_of
-    from millrace.serving.catalogue import Catalogue, ModelSpec
+    from millrace.cli.values import adapter_of, bytes_of, disk_of, one_of, said, task_of
     from millrace.serving.keys import gather
 
     log_level = one_of("--log-level", log_level, ("debug", "info", "warning", "error"))
@@ -318,7 +315,6 @@ def serve(
     logs.setup(log_level, form)
     if config_ is not None:
         logging.getLogger("millrace").info("options and models are read from %s", config_)
-    keys = gather(api_key or [], api_key_file)
     speaks: SmgEngine = one_of("--smg-engine", smg_engine, get_args(SmgEngine))
     config = ServeConfig(
         engine=EngineConfig(
@@ -361,53 +357,42 @@ def serve(
         max_waiting=max_waiting,
         memory=bytes_of("--memory", memory),
         adapter_folders=tuple(lora_dir or ()),
-        api_keys=keys,
+        api_keys=gather(api_key or [], api_key_file),
         rate_requests=rate_requests,
         rate_tokens=rate_tokens,
         cors_origins=tuple(cors_origin or ()),
         cache_isolation=one_of("--cache-isolation", cache_isolation, get_args(Isolation)),
         remote_media=remote_media,
-        media_folders=tuple(
-            str(f.absolute()) for f in check_folders(allow_local_media or [], "--allow-local-media")
-        ),
+        media_folders=models_served.media_folders(allow_local_media or []),
         max_pictures=max_pictures,
         warm=warm,
         smg=smg,
         smg_engine=speaks,
-        defaults={
-            name: value
-            for name, value in (
-                ("temperature", temperature),
-                ("top_p", top_p),
-                ("top_k", top_k),
-                ("min_p", min_p),
-                ("repetition_penalty", repetition_penalty),
-                ("presence_penalty", presence_penalty),
-                ("frequency_penalty", frequency_penalty),
-                ("max_tokens", max_tokens),
-            )
-            if value is not None
-        },
+        defaults=said(
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            max_tokens=max_tokens,
+        ),
     )
-    stays = time_of("--ttl", ttl)
     with reporter() as progress:
-        served = specs_of(
+        catalogue, first = models_served.catalogue_of(
+            config,
             model or [],
             tables_of(context_),
-            ModelSpec(engine=config.engine, defaults=config.defaults, ttl=stays, named=True),
             progress,
             name=name,
             aliases=alias or [],
             pins=pin or [],
+            ttl=ttl,
+            only=only,
+            folders=model_dir or [],
         )
-    found = ModelSpec(
-        engine=msgspec.structs.replace(config.engine, adapters=()),
-        defaults=config.defaults,
-        ttl=1800.0 if ttl is None else stays,
-    )
-    folders = check_folders(model_dir or [])
-    catalogue = Catalogue(served.specs, None if only else found, folders)
-    asyncio.run(run(config, catalogue, [] if on_demand else served.first))
+    asyncio.run(run(config, catalogue, [] if on_demand else first))
 
 
 def register(app: typer.Typer) -> None:

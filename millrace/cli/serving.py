@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from millrace.config import ServeConfig
-    from millrace.protocol import CacheChange
+    from millrace.protocol.prefixes import CacheChange
     from millrace.rpc.smg.front import SmgFront
     from millrace.serving.catalogue import Catalogue, ModelSpec
     from millrace.serving.limits import RateLimits

@@ -45,6 +45,11 @@ def one_of(option: str, value: str, words: Sequence[str]) -> Any:
     return value
 
 
+def said(**values: float | None) -> dict[str, float]:
+    """What somebody chose, of options that may be left out."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
 def task_of(*, embed: bool, rerank: bool) -> Task:
     if embed and rerank:
         raise SetupError("--embed and --rerank cannot go together: a model does one of them.")

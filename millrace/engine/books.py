@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from millrace.engine.penalties import wanted
 from millrace.engine.speculation import Guesser
-from millrace.protocol import Choice, HitKind, Prefilled, Submit
+from millrace.protocol import Choice, Prefilled, Submit
+from millrace.protocol.prefixes import HitKind
 
 ALIKE = 64
 """Prompts with this many tokens in common are not run side by side."""

@@ -21,18 +21,15 @@ from millrace.models.device import memory_now
 from millrace.protocol import (
     Abort,
     AdapterRefused,
-    CacheChanged,
-    CacheQuery,
-    CacheReport,
     Failed,
     LoadAdapter,
     Picture,
     Shutdown,
     Step,
     Submit,
-    TierReport,
     ToEngine,
 )
+from millrace.protocol.prefixes import CacheChanged, CacheQuery, CacheReport, TierReport
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

@@ -19,7 +19,6 @@ from millrace.engine.turn import Admit, Forget, PlaceAdapter, Release, RemoveAda
 from millrace.protocol import (
     Abort,
     AbortChoice,
-    CacheQuery,
     Failed,
     LoadAdapter,
     Picture,
@@ -27,6 +26,7 @@ from millrace.protocol import (
     ToEngine,
     UnloadAdapter,
 )
+from millrace.protocol.prefixes import CacheQuery
 
 
 @dataclass

@@ -61,15 +61,8 @@ def unary(handler: Unary) -> Unary:
 
     @functools.wraps(handler)
     async def answered(request: Any, context: Any) -> Any:
-        try:
-            _need_message(request)
+        async with _told(request, context):
             return await handler(request, context)
-        except MillraceError as error:
-            await refuse(context, error)
-        except grpc.aio.AbortError:
-            raise
-        except Exception as error:
-            await refuse(context, _unexpected(error))
 
     return answered
 
@@ -79,25 +72,28 @@ def stream(handler: Stream) -> Stream:
 
     @functools.wraps(handler)
     async def answered(request: Any, context: Any) -> AsyncIterator[Any]:
-        try:
-            _need_message(request)
+        async with _told(request, context):
             made = cast(AsyncGenerator[Any, None], handler(request, context))
             async with contextlib.aclosing(made) as answers:
                 async for answer in answers:
                     yield answer
-        except MillraceError as error:
-            await refuse(context, error)
-        except grpc.aio.AbortError:
-            raise
-        except Exception as error:
-            await refuse(context, _unexpected(error))
 
     return answered
 
 
-def _need_message(request: Any) -> None:
-    if request is GARBLED:
-        raise BadRequest("What came is no message of this method.")
+@contextlib.asynccontextmanager
+async def _told(request: Any, context: Any) -> AsyncIterator[None]:
+    """What is wrong with a call, or goes wrong in it, is told as its status."""
+    try:
+        if request is GARBLED:
+            raise BadRequest("What came is no message of this method.")
+        yield
+    except MillraceError as error:
+        await refuse(context, error)
+    except grpc.aio.AbortError:
+        raise
+    except Exception as error:  # whatever breaks one call leaves the server as it was
+        await refuse(context, _unexpected(error))
 
 
 def _unexpected(error: Exception) -> RequestFailed:

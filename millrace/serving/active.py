@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from millrace.errors import MillraceError
-from millrace.protocol import HitKind, ToEngine
+from millrace.protocol import ToEngine
+from millrace.protocol.prefixes import HitKind
 from millrace.serving.suspicion import Milestone
 
 Phase = Literal["queued", "prefill", "decode"]

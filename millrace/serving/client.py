@@ -27,8 +27,6 @@ from millrace.protocol import (
     Abort,
     AbortChoice,
     AdapterAnswer,
-    CacheChanged,
-    CacheReport,
     DeviceMemory,
     Encode,
     Encoded,
@@ -43,6 +41,7 @@ from millrace.protocol import (
     Submit,
     encoder,
 )
+from millrace.protocol.prefixes import CacheChanged, CacheReport
 from millrace.serving.active import Active, Outcome
 from millrace.serving.adapters import AdapterDesk, AdapterList
 from millrace.serving.admission import Admission

@@ -8,7 +8,8 @@ from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from millrace.protocol import DeviceMemory, HitKind, Step
+from millrace.protocol import DeviceMemory, Step
+from millrace.protocol.prefixes import HitKind
 from millrace.serving.active import Active
 
 _FINE = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10)

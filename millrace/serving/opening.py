@@ -22,7 +22,7 @@ from millrace.models.encoders import Encoder, encoder_in
 from millrace.models.footprint import footprint
 from millrace.models.vision.families import picture_room, sees
 from millrace.models.window import read_config, window_of
-from millrace.protocol import CacheChange
+from millrace.protocol.prefixes import CacheChange
 from millrace.serving.adapters import AdapterLibrary, AdapterList
 from millrace.serving.admission import Admission
 from millrace.serving.catalogue import ModelSpec

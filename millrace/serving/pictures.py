@@ -45,8 +45,6 @@ _REMEMBERED = 4096
 """Pictures whose length in the prompt is known without running the processor."""
 
 
-_PLACEHOLDERS = {"gemma3": "<start_of_image>", "internvl_chat": "<image>"}
-"""What stands for a picture before it is expanded, where that is not the token of its features."""
 _UNNAMED = ("<IMG_CONTEXT>",)
 """Tokens of features that configurations do not name."""
 
@@ -80,7 +78,7 @@ def words_in(folder: Path) -> PictureWords | None:
         token = next((id for id, text in known.items() if text in _UNNAMED), None)
     if token is None or token not in known:
         raise ModelError(f"The tokenizer in {folder} has no token for pictures.")
-    return PictureWords(_PLACEHOLDERS.get(family.model_type, known[token]), token, known[token])
+    return PictureWords(family.placeholder or known[token], token, known[token])
 
 
 def takes_pictures(folder: Path) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 from millrace.errors import EngineUnavailable
-from millrace.protocol import AllGone, CacheChange, CacheChanged, CacheQuery, CacheReport
+from millrace.protocol.prefixes import AllGone, CacheChange, CacheChanged, CacheQuery, CacheReport
 
 PATIENCE = 30.0
 """Seconds that the engine may take to answer."""

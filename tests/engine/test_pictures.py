@@ -16,17 +16,8 @@ from tiny import build
 from millrace.cache.disk import DiskTier
 from millrace.engine.pictures import keys_of
 from millrace.engine.turn import Chunk, EncodePicture, Forward, decoder
-from millrace.protocol import (
-    Abort,
-    CacheQuery,
-    Choice,
-    Picture,
-    Span,
-    Submit,
-    Tensor,
-    encoder,
-    to_engine,
-)
+from millrace.protocol import Abort, Choice, Picture, Span, Submit, Tensor, encoder, to_engine
+from millrace.protocol.prefixes import CacheQuery
 
 
 @pytest.fixture(scope="module")

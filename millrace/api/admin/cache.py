@@ -19,7 +19,7 @@ from millrace.api.prelude import Border, ignored_header
 from millrace.api.running import run
 from millrace.api.warming import finish, request_of
 from millrace.errors import BadRequest
-from millrace.protocol import HitKind, TierReport
+from millrace.protocol.prefixes import HitKind, TierReport
 from millrace.serving.model import ServedModel
 from millrace.serving.ranges import Salt
 from millrace.serving.warming import Talk, Warmed

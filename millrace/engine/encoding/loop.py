@@ -23,17 +23,15 @@ from millrace.models.encoders.load import Batch, LoadedEncoder, finished
 from millrace.protocol import (
     Abort,
     AbortChoice,
-    CacheQuery,
-    CacheReport,
     Encode,
     Encoded,
     Failed,
     Shutdown,
     Step,
     Submit,
-    TierReport,
     ToEngine,
 )
+from millrace.protocol.prefixes import CacheQuery, CacheReport, TierReport
 
 log = logging.getLogger("millrace.engine")
 

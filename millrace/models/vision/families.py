@@ -29,6 +29,8 @@ class Family:
     deep: bool = False
     """Pictures are also seen by the first layers of the text tower, each by what another layer of the
     vision tower gave."""
+    placeholder: str = ""
+    """What stands for a picture in a prompt's text, where that is not the token of its features."""
     texts: frozenset[str] = frozenset()
     """The kinds of text towers that are proven; all that mlx-vlm has for it, if empty."""
 
@@ -46,7 +48,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("Qwen2-VL", "qwen2_vl", grids=True),
     Family("Qwen2.5-VL", "qwen2_5_vl", grids=True),
     Family("Qwen3-VL", "qwen3_vl", grids=True, deep=True),
-    Family("Gemma 3", "gemma3"),
+    Family("Gemma 3", "gemma3", placeholder="<start_of_image>"),
     Family("Gemma 4", "gemma4"),
     Family("Idefics 3", "idefics3"),
     Family("SmolVLM", "smolvlm"),
@@ -54,7 +56,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("Pixtral", "pixtral", texts=_MISTRAL),
     Family("Mistral 3", "mistral3", texts=_MISTRAL),
     Family("InternVL", "internvl"),
-    Family("InternVL-Chat", "internvl_chat"),
+    Family("InternVL-Chat", "internvl_chat", placeholder="<image>"),
 )
 """The proven ones; tests/models/test_vision_families.py holds docs/vision-models.md to them."""
 

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from millrace.protocol import AllGone, CacheChange, RunCut, RunKept, RunsGone, RunsMerged
+from millrace.protocol.prefixes import AllGone, CacheChange, RunCut, RunKept, RunsGone, RunsMerged
 
 SIZE = 16
 """Tokens of a block."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any, NoReturn
@@ -28,7 +29,7 @@ class NotServed(MillraceError):
     status = 501
 
 
-class _Engine:
+class _Engine(ABC):
     """What both have, in the messages of `pb`."""
 
     pb: Any
@@ -65,8 +66,9 @@ class _Engine:
         self._known(context, "GetModelInfo")
         return self.pb.GetModelInfoResponse(**await self._worker.facts())
 
+    @abstractmethod
     async def _server_info(self, _wire: Any, context: Any) -> Any:
-        raise NotImplementedError
+        """What it is and does, in the words of the one that it stands for."""
 
     async def _tokenizer(self, _wire: Any, context: Any) -> AsyncIterator[Any]:
         self._known(context, "GetTokenizer")

@@ -18,7 +18,7 @@ from typing import Any
 
 from smg_grpc_proto.generated import common_pb2
 
-from millrace.protocol import AllGone, CacheChange
+from millrace.protocol.prefixes import AllGone, CacheChange
 from millrace.rpc.smg.blocks import SIZE, BlockEvent, Blocks, Cleared, Removed, Stored
 from millrace.rpc.smg.loads import Load
 

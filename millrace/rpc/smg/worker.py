@@ -18,7 +18,7 @@ from typing import Any
 from millrace.config import ServeConfig
 from millrace.errors import EngineUnavailable
 from millrace.models.window import read_config
-from millrace.protocol import CacheChange
+from millrace.protocol.prefixes import CacheChange
 from millrace.rpc.smg.answers import Answers, Endings
 from millrace.rpc.smg.bundle import bundle
 from millrace.rpc.smg.callers import Callers

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from millrace.cache.radix import Node, RadixTree
 from millrace.cache.sizes import StateSizes
-from millrace.protocol import CacheChange
+from millrace.protocol.prefixes import CacheChange
 from millrace.rpc.smg.blocks import SIZE, BlockEvent, Blocks, Cleared, Removed, Stored
 
 
