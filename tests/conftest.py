@@ -45,6 +45,18 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def ended(process: subprocess.Popen[Any], timeout: float) -> int:
+    """How a process ends that is asked to; one that does not is killed, which is an error."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    try:
+        return process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        raise
+
+
 class Server:
     """A `millrace serve` process and how to reach it."""
 
@@ -100,14 +112,7 @@ class Server:
         os.kill(self.status()["engine_pid"], signal.SIGKILL)
 
     def stop(self, timeout: float = 40) -> int:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        try:
-            return self.process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-            raise
+        return ended(self.process, timeout)
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import signal
@@ -20,14 +19,22 @@ from api.endpoint import Endpoint
 from api.endpoints import ALL, turn
 from api.scrape import total
 from conftest import Server
-from pictures import broken_files, data_uri, encoded, painted, picture_site, png
+from pictures import broken_files, data_uri, picture_site, png
 from vision_templates import QWEN2_VL
 
-PICTURE = painted(120, 80)
-PNG = encoded(PICTURE)
-WEBP = encoded(PICTURE, "WEBP", lossless=True)
-OTHER = png(120, 80, seed=2)
-SHORT = {"max_tokens": 6, "temperature": 0}
+from behaviours.showing import (
+    OTHER,
+    PNG,
+    SHORT,
+    WEBP,
+    b64,
+    chat,
+    encodings,
+    part,
+    resident,
+    said,
+    text,
+)
 
 
 @pytest.fixture(scope="module")
@@ -51,26 +58,6 @@ def server(
     made = Server(f"sees={sees}", f"reads={reads}", "--allow-local-media", str(shown))
     yield made.wait_ready()
     made.stop()
-
-
-def part(source: str, **more: Any) -> dict[str, Any]:
-    return {"type": "image_url", "image_url": {"url": source, **more}}
-
-
-def said(*parts: Any, role: str = "user") -> dict[str, Any]:
-    texts = [{"type": "text", "text": p} if isinstance(p, str) else p for p in parts]
-    return {"role": role, "content": texts}
-
-
-def chat(server: Server, *messages: dict[str, Any], **more: Any) -> Any:
-    body = {"model": "sees", "messages": list(messages), **SHORT, **more}
-    answer = server.post("/v1/chat/completions", body)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
-
-
-def encodings(server: Server) -> float:
-    return total(server, "millrace_pictures_total", model="sees", kind="encoded")
 
 
 @pytest.mark.parametrize("endpoint", ALL, ids=str)
@@ -148,14 +135,6 @@ def test_the_count_of_tokens_is_that_of_the_answer(server: Server) -> None:
     tokens = server.post("/tokenize", asked).json()["tokens"]
     assert tokens.count(vision_models.IMAGE) == 12
     assert len(tokens) == chat(server, *asked["messages"])["usage"]["prompt_tokens"]
-
-
-def b64(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
-
-def text(words: str) -> dict[str, Any]:
-    return {"type": "text", "text": words}
 
 
 def test_less_detail_is_fewer_tokens(server: Server) -> None:
@@ -392,12 +371,6 @@ def test_hostile_pictures_are_refused_and_the_server_is_as_it_was(server: Server
     assert server.http.get("/health").status_code == 200
     chat(server, said(part(data_uri(png(60, 60, seed=9))), "Still here?"))
     assert resident(server) - held < 200 << 20
-
-
-def resident(server: Server) -> int:
-    """Bytes that the front holds."""
-    status = Path(f"/proc/{server.process.pid}/status").read_text()
-    return int(status.partition("VmRSS:")[2].split()[0]) << 10
 
 
 def test_35_nothing_is_fetched_from_a_private_network(server: Server) -> None:

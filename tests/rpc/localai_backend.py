@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import grpc
-from conftest import PYTHON, free_port
+from conftest import PYTHON, ended, free_port
 
 from millrace.rpc.localai import wire
 
@@ -116,14 +116,7 @@ class Backend:
 
     def stop(self, timeout: float = 40) -> int:
         self.client.channel.close()
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        try:
-            return self.process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-            raise
+        return ended(self.process, timeout)
 
 
 def text_of(replies: Sequence[Any] | Iterator[Any]) -> str:
