@@ -1,4 +1,4 @@
-"""Counter-based randomness: one uniform number per (seed, token index), and nothing else.
+"""Counter-based randomness: uniform numbers by (seed, token index, lane), and nothing else.
 
 A draw does not depend on what else is in the batch, on a resume or on the rank, so a seed means
 the same everywhere.

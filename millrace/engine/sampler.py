@@ -1,8 +1,7 @@
 """The sampler: one vectorised draw for rows with different parameters.
 
-Every row's draw is the inverse of its cumulative distribution at one uniform number from
-(seed, index). Greedy rows pay for an argmax and nothing more, and a feature costs only the rows that
-use it.
+Every row's draw follows from its distribution and from numbers that (seed, index) gives. Greedy rows pay
+for an argmax and nothing more, and a feature costs only the rows that use it.
 """
 
 from __future__ import annotations

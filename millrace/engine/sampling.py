@@ -1,4 +1,4 @@
-"""Drawing tokens from logits: filters, then the inverse of the cumulative distribution.
+"""Drawing tokens from logits: filters, then a way down a tree over what they leave (`descent.py`).
 
 Both backends take the logits of all rows and mean the same. Ties with a filter's threshold are
 kept, so a draw does not depend on the order of equal tokens. Whatever the logits are, a row gets a
@@ -17,11 +17,12 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from millrace.engine.descent import drawn, drawn_on_device, numbers
 from millrace.engine.rng import uniform
 from millrace.engine.row import Ahead, Row
 from millrace.protocol import Sampling
 
-XTC_LANE = 1
+XTC_LANE = 0
 GREEDY_BELOW = 1e-5
 """A temperature under this is none: float32 could not tell its draws from the greatest logit."""
 Weights = NDArray[np.float32]
@@ -48,13 +49,13 @@ class HostSampling:
 
     def choose(self, logits: mx.array, rows: Sequence[Row | Ahead]) -> mx.array:
         table = np.array(logits.astype(mx.float32), copy=False)
-        drawn = [i for i, r in enumerate(rows) if not greedy(r.sampling)]
-        tokens = table.argmax(axis=-1).tolist() if len(drawn) < len(rows) else [0] * len(rows)
-        if len(drawn) > 1:
-            found = list(self._threads.map(lambda i: _draw(table[i], rows[i]), drawn))
+        sampled = [i for i, r in enumerate(rows) if not greedy(r.sampling)]
+        tokens = table.argmax(axis=-1).tolist() if len(sampled) < len(rows) else [0] * len(rows)
+        if len(sampled) > 1:
+            found = list(self._threads.map(lambda i: _draw(table[i], rows[i]), sampled))
         else:
-            found = [_draw(table[i], rows[i]) for i in drawn]
-        for i, token in zip(drawn, found, strict=True):
+            found = [_draw(table[i], rows[i]) for i in sampled]
+        for i, token in zip(sampled, found, strict=True):
             tokens[i] = token
         return mx.array(tokens, mx.int32)
 
@@ -66,9 +67,7 @@ def _draw(logits: Weights, row: Row | Ahead) -> int:
     if _coin(row):
         ends = np.array(_ends(row, logits.size), np.intp)
         kept = without_top_choices(kept, row.sampling.xtc_threshold, _places(ids, ends))
-    mass = np.cumsum(kept, dtype=np.float64)
-    at = int(np.searchsorted(mass, uniform(row.seed, row.generated) * mass[-1], side="right"))
-    at = min(at, int(np.searchsorted(mass, mass[-1])))
+    at = drawn(kept, ids, numbers(row.seed, row.generated, logits.size))
     return at if ids is None else int(ids[at])
 
 
@@ -157,14 +156,14 @@ class DeviceSampling:
     """For GPUs: one vectorised draw for all rows, and no wait for the host."""
 
     def choose(self, logits: mx.array, rows: Sequence[Row | Ahead]) -> mx.array:
-        drawn = [i for i, r in enumerate(rows) if not greedy(r.sampling)]
-        if not drawn:
+        sampled = [i for i, r in enumerate(rows) if not greedy(r.sampling)]
+        if not sampled:
             return mx.argmax(logits, axis=-1).astype(mx.int32)
-        if len(drawn) == len(rows):
+        if len(sampled) == len(rows):
             return self._draw(logits, rows)
-        at = mx.array(drawn, mx.int32)
+        at = mx.array(sampled, mx.int32)
         tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
-        tokens[at] = self._draw(logits[at], [rows[i] for i in drawn])
+        tokens[at] = self._draw(logits[at], [rows[i] for i in sampled])
         return tokens
 
     def _draw(self, logits: mx.array, rows: Sequence[Row | Ahead]) -> mx.array:
@@ -184,14 +183,10 @@ class DeviceSampling:
                 weights[i : i + 1] = _typical(weights[i : i + 1], row.sampling.typical_p)
             if _coin(row):
                 weights[i : i + 1] = _xtc(weights[i : i + 1], row)
-        cdf = mx.cumsum(weights, axis=-1)
-        total = cdf[:, -1:]
-        u = mx.array([uniform(r.seed, r.generated) for r in rows])[:, None]
-        # The last token with weight is the answer even if rounding puts the mark at the total.
-        passed = mx.sum(cdf <= u * total, axis=-1)
-        last = mx.sum(cdf < total, axis=-1)
-        found = mx.minimum(passed, last).astype(mx.int32)
-        return mx.where(total[:, 0] > 0, found, mx.argmax(logits, axis=-1).astype(mx.int32))
+        width = weights.shape[-1]
+        found = drawn_on_device(weights, [numbers(r.seed, r.generated, width) for r in rows])
+        some = mx.max(weights, axis=-1) > 0
+        return mx.where(some, found, mx.argmax(logits, axis=-1).astype(mx.int32))
 
 
 def _filtered(weights: mx.array, params: list[Sampling]) -> mx.array:
