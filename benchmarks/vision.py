@@ -3,7 +3,7 @@
 Random weights in the shape of Qwen2.5-VL-7B (`--small`: of a model that a CPU runs), pictures of 1036 by
 1036 pixels as its processor hands them on. Each round has new pictures; in the first, kernels are compiled
 and attention is planned for shapes that were never run.
-`python benchmarks/vision.py [--small] [--rounds 3]`
+`python benchmarks/vision.py [--small] [--rounds 3] [--longest 5]`
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from millrace.engine.runner import Runner  # noqa: E402
 from millrace.engine.sampler import Sampler  # noqa: E402
 from millrace.engine.sampling import DeviceSampling, HostSampling  # noqa: E402
 from millrace.engine.transport import ThreadTransport  # noqa: E402
+from millrace.engine.turn import Chunk, EncodePicture, Seen, Turn  # noqa: E402
 from millrace.engine.warmup import warm_up  # noqa: E402
 from millrace.models.vision.families import FAMILIES  # noqa: E402
 from millrace.models.vision.model import VisionLanguageModel  # noqa: E402
@@ -99,8 +100,15 @@ class Streams:
         self.transport = ThreadTransport(self._hear)
         self.made: dict[int, int] = {}
         self.gaps: list[float] = []
+        self.turns: list[tuple[float, Turn]] = []
         self._last: dict[int, float] = {}
         self._dice = np.random.default_rng(0)
+        # Made before anything is measured: the engine's thread would wait for it.
+        pixels = self._dice.standard_normal((SIDE * SIDE, 1176), np.float32)
+        self._tensors = {
+            "pixel_values": Tensor("float32", pixels.shape, pixels.tobytes()),
+            "image_grid_thw": Tensor("int64", (1, 3), np.array([1, SIDE, SIDE]).tobytes()),
+        }
         runner = Runner(seeing, recurring=not on_cpu)
         if not on_cpu:
             seeing.warm_up()
@@ -112,7 +120,20 @@ class Streams:
             Budget(runner.cost, 16 << 30),
             self.transport,
             pipelined=not on_cpu,
+            journal=self._note,
         )
+
+    def _note(self, seen: Seen, turn: Turn, pictures: list[Picture]) -> None:
+        self.turns.append((time.perf_counter(), turn))
+
+    def longest(self, count: int) -> None:
+        """Say what was in the turns that took longest."""
+        ends = [begin for begin, _ in self.turns[1:]]
+        took = [
+            (end - begin, turn) for (begin, turn), end in zip(self.turns[:-1], ends, strict=True)
+        ]
+        for seconds, turn in sorted(took, key=lambda each: -each[0])[:count]:
+            print(f"    {1000 * seconds:.1f} ms: {', '.join(map(_in_words, turn.operations))}")
 
     def text(self, id: int, tokens: int) -> None:
         prompt = self._dice.integers(3, 150000, 400).tolist()
@@ -136,13 +157,7 @@ class Streams:
     def _hear(self, message: FromEngine) -> None:
         if isinstance(message, PicturesWanted):
             for digest in message.digests:
-                pixels = self._dice.standard_normal((SIDE * SIDE, 1176)).astype(np.float32)
-                grid = np.array([[1, SIDE, SIDE]], np.int64)
-                tensors = {
-                    "pixel_values": Tensor("float32", pixels.shape, pixels.tobytes()),
-                    "image_grid_thw": Tensor("int64", (1, 3), grid.tobytes()),
-                }
-                self.transport.put(Picture(digest, tensors))
+                self.transport.put(Picture(digest, self._tensors))
         for row in message.rows if isinstance(message, Step) else ():
             now = time.perf_counter()
             self.made[row.id] += len(row.tokens)
@@ -150,6 +165,16 @@ class Streams:
                 if row.id in self._last:
                     self.gaps.append(now - self._last[row.id])
                 self._last[row.id] = now
+
+
+def _in_words(operation: Any) -> str:
+    name = type(operation).__name__
+    match operation:
+        case Chunk(count=count):
+            return f"{name} of {count}"
+        case EncodePicture(parts=parts):
+            return f"{name} in {parts}"
+    return name
 
 
 def told(name: str, gaps: list[float]) -> None:
@@ -165,6 +190,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--longest", type=int, default=0, help="turns to tell of, each round")
     asked = parser.parse_args()
     streams = Streams(model(asked.small))
     for number in range(asked.rounds):
@@ -176,12 +202,14 @@ def main() -> None:
         streams.run(lambda ids=ids: min(streams.made[i] for i in ids) > 120)
         told(f"round {number + 1}, text alone", streams.gaps)
         streams.gaps.clear()
+        streams.turns.clear()
         begin = time.perf_counter()
         seen = range(1000 + 8 * number, 1008 + 8 * number)
         for id in seen:
             streams.picture(id)
         streams.run(lambda seen=seen: all(streams.made[i] == 8 for i in seen))
         told(f"  eight pictures in {time.perf_counter() - begin:.1f} s", streams.gaps)
+        streams.longest(asked.longest)
         for id in ids:
             streams.transport.put(Abort(id))
         streams.engine.turn()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tiny_tokenizer
@@ -363,3 +363,18 @@ KINDS: dict[str, Kind] = {
         },
     ),
 }
+
+_GEMMA4 = KINDS["gemma4"]
+VARIANTS: dict[str, Kind] = {
+    "gemma4, both ways": replace(
+        _GEMMA4,
+        config=_GEMMA4.config
+        | {
+            "model_type": "gemma4",
+            "text_config": _GEMMA4.config["text_config"]
+            | {"use_bidirectional_attention": "vision"},
+        },
+    ),
+}
+"""Models of these kinds that are run in a way of their own."""
+ALL = KINDS | VARIANTS

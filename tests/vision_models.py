@@ -18,21 +18,21 @@ import numpy as np
 import tiny_tokenizer
 from mlx.utils import tree_flatten, tree_map
 from PIL import Image
-from vision_kinds import IMAGE, KINDS
+from vision_kinds import ALL, IMAGE
 
 from millrace.protocol import Picture, Span, Tensor
 
 
 def write(kind: str, folder: Path, seed: int = 0) -> Path:
     """Write a model of a kind into `folder`."""
-    made_of = KINDS[kind]
+    made_of = ALL[kind]
     tiny_tokenizer.write(folder, made_of.special, **made_of.tokenizer)
     config = {"model_type": kind, "eos_token_id": 2, **made_of.config}
     _dump(folder / "config.json", config)
     _dump(folder / "preprocessor_config.json", made_of.pixels)
     if made_of.processor:
         _dump(folder / "processor_config.json", made_of.processor)
-    module = importlib.import_module(f"mlx_vlm.models.{kind}")
+    module = importlib.import_module(f"mlx_vlm.models.{config['model_type']}")
     from mlx_vlm.utils import update_module_configs
 
     settings = json.loads(json.dumps(config))
@@ -69,13 +69,13 @@ class Reader:
 
     def read(self, text: str, *images: Any) -> Told:
         """`{}` in the text is where a picture stands."""
-        written = text.format(*[KINDS[self.kind].text] * len(images))
+        written = text.format(*[ALL[self.kind].text] * len(images))
         prompt, together = self._run(written, images)
         spans: list[Span] = []
         pictures: dict[str, Picture] = {}
         at = 0
         for image in images:
-            ids, tensors = self._run(KINDS[self.kind].text, [image])
+            ids, tensors = self._run(ALL[self.kind].text, [image])
             places = [i for i, token in enumerate(ids) if token == IMAGE]
             run = ids[places[0] : places[-1] + 1]
             at = next(i for i in range(at, len(prompt)) if prompt[i : i + len(run)] == run)

@@ -66,6 +66,7 @@ def assemble(
         cache,
         trimmable=runner.trimmable,
         picture_room=picture_room,
+        whole_pictures=getattr(runner.model, "whole_pictures", False),
     )
     sights = Sights(runner.model)
     adapters = Adapters(runner.adapters, adapter_room)

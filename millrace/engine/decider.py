@@ -68,8 +68,10 @@ class Decider:
         *,
         trimmable: bool = True,
         picture_room: int = 0,
+        whole_pictures: bool = False,
     ) -> None:
-        """`picture_room` is how many bytes the features of pictures may take."""
+        """`picture_room` is how many bytes the features of pictures may take; with `whole_pictures` no
+        chunk has a part of one."""
         self._settings = settings
         self._budget = budget
         self._shapes = shapes
@@ -86,7 +88,7 @@ class Decider:
             numbers,
             settings.burst,
         )
-        self._pictures = Pictures(picture_room)
+        self._pictures = Pictures(picture_room, whole=whole_pictures)
         self._requests = Requests(self._scheduler, budget, cache, self._pictures, numbers)
         self._speculation = (
             Speculation(settings.speculate, self._latency) if settings.speculate else None

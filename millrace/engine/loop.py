@@ -48,7 +48,9 @@ WEIGH_EVERY = 0.5
 CHECK_EVERY = 60.0
 """Seconds between two looks at the cache's own order, in idle moments."""
 
-Journal = Callable[[Seen, Turn], None]
+Journal = Callable[[Seen, Turn, list[Picture]], None]
+"""Shown what was seen and decided, and the pixels that came: whoever decides needs none, but whoever
+carries the same turns out again does."""
 
 
 class Engine:
@@ -66,7 +68,7 @@ class Engine:
         journal: Journal | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`journal` is shown what was seen and decided, turn by turn."""
+        """`journal` is called turn by turn."""
         self._decider = decider
         self._executor = executor
         self._transport = transport
@@ -107,7 +109,7 @@ class Engine:
         seen = Seen(self._clock(), prepared, self._outcome, self._observed())
         turn = self._decider.decide(seen)
         if self._journal is not None:
-            self._journal(seen, turn)
+            self._journal(seen, turn, [m for m in messages if isinstance(m, Picture)])
         for failed in turn.refused:
             self._transport.send(failed)
         for wanted in turn.wanted:

@@ -23,6 +23,8 @@ AHEAD = 4
 """Pictures of one request whose pixels may be on their way or wait to be encoded."""
 MOST_AHEAD = 8
 """The same for all requests together."""
+_FADING = 0.8
+"""Stages are not all alike: how much of the longest one's time is still expected of the next."""
 _OUTSIDE = 1 << 62
 """Above every vocabulary."""
 
@@ -72,14 +74,16 @@ class _Known:
 
 
 class Pictures:
-    def __init__(self, room: int) -> None:
-        """`room` is how many bytes all features may take that nobody is about to need."""
+    def __init__(self, room: int, *, whole: bool = False) -> None:
+        """`room` is how many bytes all features may take that nobody is about to need; `whole` says that
+        no chunk may have a part of a picture."""
         self._room = room
+        self._whole = whole
         self._known: dict[str, _Known] = {}
         self._turn = 0
         self._under_way: str | None = None
         self._part_seconds: float | None = None
-        """What a layer of the vision tower takes of the picture under way."""
+        """What a stage of the vision tower takes of the picture under way; lately, the longest ones."""
         self._forget = False
         self._counts = PictureCounts()
 
@@ -116,9 +120,11 @@ class Pictures:
     def ran(self, result: PictureResult) -> None:
         """Learn what came of the vision tower's run on a picture."""
         known = self._known.get(result.digest)
-        self._part_seconds = (
-            None if result.done or not result.parts else result.seconds / result.parts
-        )
+        if result.done or not result.parts:
+            self._part_seconds = None
+        else:
+            lately = _FADING * (self._part_seconds or 0.0)
+            self._part_seconds = max(result.seconds / result.parts, lately)
         if result.problem is not None:
             self._known.pop(result.digest, None)
             self._under_way = None
@@ -177,9 +183,17 @@ class Pictures:
                 ahead[id] += 1
         return [PicturesWanted(id, digests) for id, digests in asked.items()]
 
+    def uncut(self, job: Job, count: int) -> int:
+        """How many tokens of a prompt to run in place of `count`."""
+        end = job.done + count
+        for span in job.request.media if self._whole else ():
+            if span.start < end < _end(span):
+                end = span.start if span.start > job.done else _end(span)
+        return end - job.done
+
     def encode(self, jobs: Sequence[Job], spare: float | None) -> EncodePicture | None:
         """The picture that comes next, and how much of the vision tower to run on it: all of it, or as
-        many layers as fit into `spare` seconds."""
+        many stages as fit into `spare` seconds."""
         parts = 0
         if spare is not None:
             parts = max(1, int(spare / self._part_seconds)) if self._part_seconds else 1

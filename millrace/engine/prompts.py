@@ -69,9 +69,10 @@ class Prompts:
         if len(jobs) == 1:
             job = jobs[0]
             if job.wants_logprobs:
-                count = length = min(count, LOGPROB_CHUNK)
-            elif count < job.left:
-                length = count
+                count = min(count, LOGPROB_CHUNK)
+            count = self._pictures.uncut(job, count)
+            as_it_is = job.wants_logprobs or count < job.left
+            length = count if as_it_is else self._shapes.length(count)
             length = max(count, min(length, self._budget.width(job.length) - job.done))
         self._chunk = [(job, min(count, job.left)) for job in jobs]
         draft.out.append(Chunk([j.number for j in jobs], count, length, wait=wait))

@@ -129,7 +129,7 @@ class EncodePicture(Operation, frozen=True):
     requests: list[int]
     """Those that need it."""
     parts: int = 0
-    """How many of the tower's layers to run now; 0 is all that are left."""
+    """How many stages of the tower to run now; 0 is all that are left."""
 
 
 class DropPictures(Operation, frozen=True):
@@ -193,7 +193,7 @@ class PictureResult(msgspec.Struct):
     nbytes: int = 0
     """Of its features."""
     parts: int = 0
-    """Layers that were run; 0 for all."""
+    """Stages that were run; 0 for all."""
     seconds: float = 0.0
     problem: str | None = None
 

@@ -27,6 +27,9 @@ _CPU_PROCESS, _GPU_PROCESS = 320 * MIB, 1024 * MIB
 """What an engine takes beside weights and state: the program, buffers of a step, compiled kernels."""
 _SEEING_PROCESS = 256 * MIB
 """And beside that for pictures: mlx-vlm, pixels that wait, what a layer of a vision tower needs."""
+_PROCESSOR = 384 * MIB
+"""What the process takes in which a model's own processor runs, with a picture of 4096 by 4096 pixels; of
+the host's memory, and so of no GPU that has its own."""
 _MOST_LEAST_KV, _FEWEST_LEAST_KV = 256 * MIB, 4 * MIB
 _FREED_SHARE = 10
 """Freed buffers may take this part of weights and state on a CPU."""
@@ -49,9 +52,10 @@ def footprint(folder: Path, weights: Weights = "auto", *, encodes: bool = False)
     config = read_json(folder / "config.json")
     text = config | nested if isinstance(nested := config.get("text_config"), dict) else config
     on_cpu = backend not in ("metal", "cuda")
+    seeing = _SEEING_PROCESS + (_PROCESSOR if backend != "cuda" else 0)
     return Footprint(
         weights=_weights(folder, text, weights, on_cpu, encodes),
-        process=(_CPU_PROCESS if on_cpu else _GPU_PROCESS) + _SEEING_PROCESS * sees(config),
+        process=(_CPU_PROCESS if on_cpu else _GPU_PROCESS) + seeing * sees(config),
         least_kv=_least_kv(text),
     )
 

@@ -29,6 +29,7 @@ from millrace.protocol import (
     AdapterUnloaded,
     Failed,
     FromEngine,
+    Picture,
     Prefilled,
     Step,
     Submit,
@@ -86,6 +87,8 @@ class Bench:
             )
         self.journal: list[tuple[bytes, bytes]] = []
         """What was seen and what was decided, turn by turn."""
+        self.pixels: list[bytes] = []
+        """The pictures that came before each turn."""
         self.engine = assemble(
             runner,
             settings,
@@ -101,8 +104,9 @@ class Bench:
             picture_room=picture_room,
         )
 
-    def _note(self, seen: Seen, turn: Turn) -> None:
+    def _note(self, seen: Seen, turn: Turn, pictures: list[Picture]) -> None:
         self.journal.append((encoder.encode(seen), encoder.encode(turn)))
+        self.pixels.append(encoder.encode(pictures))
 
     def _deliver(self, message: FromEngine) -> None:
         match message:

@@ -15,7 +15,7 @@ from tiny import build
 
 from millrace.cache.disk import DiskTier
 from millrace.engine.pictures import keys_of
-from millrace.engine.turn import Chunk, EncodePicture, Forward, decoder
+from millrace.engine.turn import Chunk, EncodePicture, Forward, Outcome, Seen, decoder
 from millrace.protocol import Abort, Choice, Picture, Span, Submit, Tensor, encoder, to_engine
 from millrace.protocol.prefixes import CacheQuery
 
@@ -55,6 +55,28 @@ def test_a_picture_is_encoded_in_parts_between_the_steps_of_others(world: World)
         if seen:
             assert any(isinstance(o, Forward) for o in turn)
             assert not any(isinstance(o, Chunk) for o in turn)
+
+
+def test_turns_with_pictures_replay_in_a_second_engine(world: World) -> None:
+    first, second = (world.bench(cache=1 << 30, prefill_chunk=16) for _ in range(2))
+    for id, which in enumerate([PLAIN, THREE, ONE, THREE]):
+        first.put(world.ask(which, id), turns=3)
+    first.drain()
+    engine, outcome = second.engine, Outcome()
+    pictures = msgspec.msgpack.Decoder(list[Picture])
+    for (raw, turn), pixels in zip(first.journal, first.pixels, strict=True):
+        seen, recorded = msgspec.msgpack.decode(raw, type=Seen), decoder.decode(turn)
+        for picture in pictures.decode(pixels):
+            engine._sights.arrived(picture)
+        # What took how long is the first engine's; all else is the second one's own.
+        outcome.gap, outcome.chunk_seconds = seen.outcome.gap, seen.outcome.chunk_seconds
+        for mine, its in zip(outcome.pictures, seen.outcome.pictures, strict=True):
+            mine.seconds = its.seconds
+        seen.outcome = outcome
+        assert engine._decider.decide(seen) == recorded
+        outcome = engine._executor.execute(recorded, second._deliver)
+    assert second.generated == first.generated
+    assert second.generated[1, 0] == world.expected[THREE]
 
 
 def test_no_more_is_kept_than_there_is_room_for(world: World) -> None:

@@ -7,7 +7,7 @@ apart (`encode`), from its own pixels and placeholders alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,8 +18,9 @@ from mlx_lm.models import cache as classes
 from millrace.errors import ModelError
 from millrace.models.adapters.fitting import Shape
 from millrace.models.adapters.stacks import AdapterStacks
+from millrace.models.vision.both_ways import look_both_ways, looks_both_ways
 from millrace.models.vision.families import Family
-from millrace.models.vision.stages import Stages
+from millrace.models.vision.stages import Pace, Stages, pace_here
 
 _OF_PROMPTS = ("pixel_values", "input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 """What processors give beside a picture's own tensors, and the pixels themselves."""
@@ -55,13 +56,13 @@ class Encoding:
     """A picture on its way through the vision tower."""
 
     features: Features
-    stages: list[mx.array]
-    """What the tower's layers give, in order, as far as it has not been computed."""
+    stages: list[list[mx.array]]
+    """What the tower gives on the way, in order, as far as it has not been computed."""
 
     def run(self, parts: int) -> bool:
-        """Compute so many layers more, or all that is left if 0; says whether that was all."""
+        """Compute so many stages more, or all that are left if 0; says whether that was all."""
         if parts and parts < len(self.stages):
-            mx.eval(self.stages[parts - 1])
+            mx.eval(self.stages[:parts])
             del self.stages[:parts]
             return False
         mx.eval(self.features.arrays)
@@ -100,14 +101,21 @@ class TextAdapters(AdapterStacks):
 class VisionLanguageModel(nn.Module):  # type: ignore[misc]
     sees = True
 
-    def __init__(self, inner: Any, family: Family, merge: int) -> None:
+    def __init__(
+        self, inner: Any, family: Family, merge: int, pace: Callable[[], Pace | None] = pace_here
+    ) -> None:
+        """`pace` says what work costs on the device, and so how a picture's is cut into stages."""
         super().__init__()
         self.inner = inner
         self.family = family
         self.merge = merge
         """Patches of a grid's side that become one token."""
         self.adapters = TextAdapters(inner)
-        self._stages = Stages(inner)
+        self._stages = Stages(inner, pace())
+        self.whole_pictures = looks_both_ways(inner)
+        """A picture's tokens see each other, so that no chunk may have a part of them."""
+        if self.whole_pictures:
+            look_both_ways(inner)
 
     @property
     def layers(self) -> Any:
@@ -147,9 +155,9 @@ class VisionLanguageModel(nn.Module):  # type: ignore[misc]
 
         `tokens` are those from its first placeholder to its last.
         """
-        self._stages.take()
-        features = self._laid_out(tokens, tensors)
-        return Encoding(features, self._stages.take())
+        with self._stages.laying_out() as stages:
+            features = self._laid_out(tokens, tensors)
+        return Encoding(features, stages)
 
     def warm_up(self) -> None:
         """Run the vision tower once, where a picture can be made up: its kernels are compiled then."""
@@ -208,6 +216,9 @@ class VisionLanguageModel(nn.Module):  # type: ignore[misc]
         if per_layer is not None:
             parts = [(p, p.features.per_layer) for p in pieces]
             found["per_layer_inputs"] = _laid(per_layer[0], parts)
+        if self.whole_pictures:
+            shown = inputs == self.inner.config.image_token_id
+            found["mm_token_type_ids"] = shown.astype(mx.int32)
         if pieces[0].features.deep:
             found |= self._deep(inputs.shape[1], pieces)
         return found
