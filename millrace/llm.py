@@ -358,16 +358,17 @@ def _shown(message: Message) -> Message:
 
 
 def _picture(part: Any) -> Any:
-    image = part.get("image") if isinstance(part, dict) else None
-    if isinstance(image, str) and _is_path(image):
-        image = Path(image)
-    if isinstance(image, Path):
-        return {"type": "image", "image": image.expanduser().absolute().as_uri()}
-    if image is not None and hasattr(image, "save"):  # Pillow's, which need not be there
+    kind = "video" if isinstance(part, dict) and part.get("video") is not None else "image"
+    shown = part.get(kind) if isinstance(part, dict) else None
+    if isinstance(shown, str) and _is_path(shown):
+        shown = Path(shown)
+    if isinstance(shown, Path):
+        return {"type": kind, kind: shown.expanduser().absolute().as_uri()}
+    if shown is not None and hasattr(shown, "save"):  # Pillow's, which need not be there
         file = io.BytesIO()
-        image.save(file, "PNG")
-        return {"type": "image", "image": file.getvalue()}
-    return {**part, "type": "image"} if image is not None else part
+        shown.save(file, "PNG", save_all=kind == "video")
+        return {"type": kind, kind: file.getvalue()}
+    return {**part, "type": kind} if shown is not None else part
 
 
 def _is_path(text: str) -> bool:

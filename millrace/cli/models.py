@@ -82,14 +82,14 @@ def show(
     from millrace.models import store
     from millrace.models.encoders import encoder_of
     from millrace.models.resolve import resolve
-    from millrace.serving.pictures import takes_pictures
+    from millrace.serving.pictures import takes_in
 
     table = profile_of(name)
     profile = table.said if table else {}
     found = resolve(name if table is None else table.model, download=False)
     about = store.describe(found.path)
     tools, reasoning = _formats(found.path)
-    takes = ["text", "image"] if takes_pictures(found.path) else ["text"]
+    takes = takes_in(found.path)
     if as_json:
         fields = {
             "name": name if table else found.name,

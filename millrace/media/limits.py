@@ -19,6 +19,10 @@ class MediaLimits(msgspec.Struct, frozen=True, kw_only=True):
     most_pixels: int = 64_000_000
     """Of one picture, known before it is decoded."""
     longest_side: int = 32_768
+    most_frames: int = 64
+    """That a video is seen by."""
+    longest_film: int = 3_000
+    """Frames that an animation may have, of which some are seen."""
     fetch_seconds: float = 15.0
     """For one picture, redirects and the look-up of names included."""
     decode_seconds: float = 20.0

@@ -16,7 +16,7 @@ import msgspec
 
 from millrace.errors import BadPicture
 from millrace.frames import WorkerEnd
-from millrace.media.decode import pixels
+from millrace.media.decode import frames, pixels
 from millrace.media.limits import MediaLimits
 from millrace.protocol import Picture, Tensor, encoder
 
@@ -41,6 +41,8 @@ class ProcessTask(msgspec.Struct):
 
     digest: str = ""
     low: bool = False
+    moving: bool = False
+    """It is a video."""
 
     def parts(self, data: bytes) -> tuple[bytes, bytes, bytes]:
         head = msgspec.msgpack.encode(self)
@@ -88,10 +90,11 @@ class Processor:
         )
         self._tokenizer: Any = getattr(self._processor, "tokenizer", self._processor)
 
-    def seen(self, data: bytes, digest: str = "", *, low: bool = False) -> ProcessedPicture:
-        image = pixels(data, self._config.limits, low=low)
+    def seen(
+        self, data: bytes, digest: str = "", *, low: bool = False, moving: bool = False
+    ) -> ProcessedPicture:
         try:
-            found = dict(self._processor(text=[self._config.placeholder], images=[image]))
+            found = self._film(data, low) if moving else self._still(data, low)
         except ValueError as error:
             raise BadPicture(f"The model's processor does not take the picture: {error}") from error
         ids = [int(id) for id in _array(found["input_ids"]).reshape(-1)]
@@ -107,6 +110,24 @@ class Processor:
             grid=() if grid is None else tuple(int(n) for n in _array(grid).reshape(-1)[:3]),
             picture=memoryview(encoder.encode(Picture(digest, tensors))),
         )
+
+    def _still(self, data: bytes, low: bool) -> dict[str, Any]:
+        image = pixels(data, self._config.limits, low=low)
+        return dict(self._processor(text=[self._config.placeholder], images=[image]))
+
+    def _film(self, data: bytes, low: bool) -> dict[str, Any]:
+        """A video as a picture with several times: where it stands, its features do, so that it makes no
+        difference whose placeholders were there."""
+        shown = frames(data, self._config.limits, low=low)
+        own = self._processor.video_token
+        found = dict(self._processor(text=[own], videos=[shown]))
+        ids = _array(found["input_ids"])
+        ids[ids == self._tokenizer.convert_tokens_to_ids(own)] = self._config.token
+        return {
+            "input_ids": ids,
+            "pixel_values": found["pixel_values_videos"],
+            "image_grid_thw": found["video_grid_thw"],
+        }
 
     def _text(self, ids: list[int]) -> str:
         """The text that these tokens are of, the processor's own begin and end left out."""
@@ -153,7 +174,7 @@ def reply_to(processor: Processor, frame: bytes) -> Reply:
     try:
         if len(frame) == begin:
             return ProcessedPicture()
-        return processor.seen(frame[begin:], task.digest, low=task.low)
+        return processor.seen(frame[begin:], task.digest, low=task.low, moving=task.moving)
     except BadPicture as error:
         return RefusedPicture(error.message)
     except Exception:  # the front says so to the one who asked, and the next picture is another's

@@ -141,8 +141,9 @@ def _data_uri(text: str, limits: MediaLimits) -> bytes:
     if not comma:
         raise BadPicture("A data URI needs a comma between its type and its data.")
     kind, *options = head[len("data:") :].split(";")
-    kind = kind.strip().lower()
-    if kind and not kind.startswith("image/") and kind != "application/octet-stream":
+    kind = unquote(kind).strip().lower()
+    # Which files are taken is told from what is in them, not from what they are said to be.
+    if kind and not kind.startswith(("image/", "video/")) and kind != "application/octet-stream":
         raise BadPicture(f"A data URI of type '{kind[:100]}' is no picture.")
     if any(option.strip().lower() == "base64" for option in options):
         return _base64(unquote(body) if "%" in body else body, limits)

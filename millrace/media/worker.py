@@ -13,7 +13,7 @@ import msgspec
 
 from millrace.errors import BadPicture
 from millrace.frames import WorkerEnd
-from millrace.media.decode import digest_of, pixels
+from millrace.media.decode import digest_of, frames, pixels
 from millrace.media.limits import MediaLimits
 
 IDLE = 60.0
@@ -37,15 +37,19 @@ class BrokenPicture(msgspec.Struct, tag="broken"):
 reply_decoder = msgspec.msgpack.Decoder(SeenPicture | BrokenPicture)
 
 
-def task_of(data: bytes, low: bool) -> tuple[bytes, bytes]:
-    """A file to be looked at, and whether few pixels are enough; in parts, as it may be large."""
-    return bytes([low]), data
+def task_of(data: bytes, low: bool, moving: bool) -> tuple[bytes, bytes]:
+    """A file to be looked at, whether few pixels are enough, and whether it is a video; in parts, as it
+    may be large."""
+    return bytes([low | moving << 1]), data
 
 
 def reply_to(task: bytes, limits: MediaLimits) -> SeenPicture | BrokenPicture:
     try:
-        image = pixels(task[1:], limits, low=bool(task[0]))
-        return SeenPicture(digest_of(image), *image.size)
+        low, moving = bool(task[0] & 1), bool(task[0] & 2)
+        images = (
+            frames(task[1:], limits, low=low) if moving else [pixels(task[1:], limits, low=low)]
+        )
+        return SeenPicture(digest_of(*images), *images[0].size)
     except BadPicture as error:
         return BrokenPicture(error.message)
 

@@ -40,6 +40,8 @@ class PictureFile:
     data: bytes
     low: bool = False
     """Few of its pixels are enough, and the digest is of those."""
+    moving: bool = False
+    """It is a video, and the digest is of the frames that are seen."""
 
 
 class MediaDesk:
@@ -53,18 +55,20 @@ class MediaDesk:
         # Threads of their own: files and decoders of strangers must not hold up other work.
         self._threads = ThreadPoolExecutor(_PROCESSES, thread_name_prefix="pictures")
         self._waiting = 0
-        self._known: OrderedDict[tuple[bytes, bool], SeenPicture] = OrderedDict()
+        self._known: OrderedDict[tuple[bytes, bool, bool], SeenPicture] = OrderedDict()
 
     async def close(self) -> None:
         self._fetcher.close()
         await asyncio.to_thread(self._pool.close)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def find(self, source: str, *, low: bool = False) -> tuple[PictureFile, int]:
-        """The picture at a source, and how many bytes were fetched from the web for it."""
+    async def find(
+        self, source: str, *, low: bool = False, moving: bool = False
+    ) -> tuple[PictureFile, int]:
+        """The picture at a source, or video, and how many bytes were fetched from the web for it."""
         data, was_fetched = await self._file(source)
-        seen = await self._look(data, low)
-        file = PictureFile(seen.digest, seen.width, seen.height, data, low)
+        seen = await self._look(data, low, moving)
+        file = PictureFile(seen.digest, seen.width, seen.height, data, low, moving)
         return file, len(data) if was_fetched else 0
 
     async def _file(self, text: str) -> tuple[bytes, bool]:
@@ -77,21 +81,21 @@ class MediaDesk:
             case Remote(url):
                 return await self._fetcher.fetch(url), True
 
-    async def _look(self, data: bytes, low: bool) -> SeenPicture:
-        key = await self._run(_key, data), low
+    async def _look(self, data: bytes, low: bool, moving: bool) -> SeenPicture:
+        key = await self._run(_key, data), low, moving
         if (known := self._known.get(key)) is not None:
             self._known.move_to_end(key)
             return known
-        seen = await self._run(self._decoded, data, low)
+        seen = await self._run(self._decoded, data, low, moving)
         self._known[key] = seen
         if len(self._known) > _REMEMBERED:
             self._known.popitem(last=False)
         return seen
 
-    def _decoded(self, data: bytes, low: bool) -> SeenPicture:
+    def _decoded(self, data: bytes, low: bool, moving: bool) -> SeenPicture:
         try:
             reply: SeenPicture | BrokenPicture = reply_decoder.decode(
-                self._pool.run(task_of(data, low), self.limits.decode_seconds)
+                self._pool.run(task_of(data, low, moving), self.limits.decode_seconds)
             )
         except DeadlineExceeded:
             seconds = self.limits.decode_seconds

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -39,6 +39,7 @@ from millrace.text.tokenizer import Tokenizer, added_tokens
 
 log = logging.getLogger("millrace.serving")
 T = TypeVar("T")
+Modality = Literal["text", "image", "video"]
 _PATIENCE = 120.0
 """Seconds that a picture may take, the start of the process included."""
 _REMEMBERED = 4096
@@ -78,20 +79,29 @@ def words_in(folder: Path) -> PictureWords | None:
         token = next((id for id, text in known.items() if text in _UNNAMED), None)
     if token is None or token not in known:
         raise ModelError(f"The tokenizer in {folder} has no token for pictures.")
-    return PictureWords(family.placeholder or known[token], token, known[token])
+    placeholder = family.placeholder or known[token]
+    return PictureWords(placeholder, token, known[token], family.moving)
 
 
 def takes_pictures(folder: Path) -> bool:
     """Whether a folder's model does; one that cannot be read takes none."""
+    return "image" in takes_in(folder)
+
+
+def takes_in(folder: Path) -> list[Modality]:
+    """What a folder's model takes in."""
     try:
-        return _takes(folder, (folder / "config.json").stat().st_mtime_ns)
+        return list(_takes(folder, (folder / "config.json").stat().st_mtime_ns))
     except (OSError, ModelError):
-        return False
+        return ["text"]
 
 
 @functools.lru_cache(maxsize=256)
-def _takes(folder: Path, modified: int) -> bool:
-    return vision_in(folder) is not None
+def _takes(folder: Path, modified: int) -> tuple[Modality, ...]:
+    family = vision_in(folder)
+    if family is None:
+        return ("text",)
+    return ("text", "image", "video") if family.moving else ("text", "image")
 
 
 class ModelPictures:
@@ -152,13 +162,14 @@ class ModelPictures:
         if not parts:
             return []
         desk = self._refuse(len(parts), parts[0].where)
-        held: dict[tuple[str, bool], HeldPicture] = {}
+        held: dict[tuple[str, bool, bool], HeldPicture] = {}
         fetched = 0
         for part in parts:
-            key = part.source, part.low
+            key = part.source, part.low, part.moving
             if key not in held:
                 try:
-                    file, came = await desk.find(part.source, low=part.low)
+                    self._refuse_video(part)
+                    file, came = await desk.find(part.source, low=part.low, moving=part.moving)
                     fetched += came
                     if fetched > desk.limits.most_fetched:
                         most = desk.limits.most_fetched >> 20
@@ -181,6 +192,12 @@ class ModelPictures:
         if count > most:
             raise BadPicture(f"There are {count} pictures; {most} are the most (--max-pictures).")
         return self._desk
+
+    def _refuse_video(self, part: ImagePart) -> None:
+        if part.moving and self.words is not None and not self.words.moving:
+            raise BadPicture(
+                f"The model '{self._name}' takes pictures and no videos; show frames as pictures."
+            )
 
     def _hold(self, file: PictureFile) -> HeldPicture:
         found = self._held.get(file.digest)
@@ -252,7 +269,7 @@ class ModelPictures:
 
     async def _process(self, file: PictureFile) -> ProcessedPicture:
         loop = asyncio.get_running_loop()
-        task = ProcessTask(file.digest, file.low)
+        task = ProcessTask(file.digest, file.low, file.moving)
         return await loop.run_in_executor(self._thread, self._processed, task, file.data)
 
     def _processed(self, task: ProcessTask, data: bytes) -> ProcessedPicture:

@@ -148,9 +148,10 @@ class _Worker:
 
     def ask(self, task: Sequence[bytes], patience: float) -> bytes | memoryview:
         pipes = cast(BinaryIO, self._process.stdin), cast(BinaryIO, self._process.stdout)
+        deadline = time.monotonic() + patience
         try:
-            write_frame(_Unbuffered(pipes[0]), *task)
-            data = read_frame(_Patient(pipes[1], time.monotonic() + patience))
+            write_frame(_Persistent(pipes[0], deadline), *task)
+            data = read_frame(_Patient(pipes[1], deadline))
         except OSError as error:
             if isinstance(error, TimeoutError):
                 raise
@@ -170,16 +171,24 @@ class _Worker:
         self._process.wait()
 
 
-class _Unbuffered:
-    """Writes all of it, however small the pipe is."""
+class _Persistent:
+    """Writes all of it, however small the pipe is, until a deadline: a process that has been stopped reads
+    nothing."""
 
-    def __init__(self, pipe: BinaryIO) -> None:
+    def __init__(self, pipe: BinaryIO, deadline: float) -> None:
         self._pipe = pipe
+        self._deadline = deadline
+        self._poll = select.poll()
+        self._poll.register(pipe, select.POLLOUT)
+        os.set_blocking(pipe.fileno(), False)
 
     def write(self, data: bytes) -> int:
         rest = memoryview(data)
         while rest:
-            rest = rest[self._pipe.write(rest) :]
+            left = self._deadline - time.monotonic()
+            if left <= 0 or not self._poll.poll(left * 1000):
+                raise TimeoutError
+            rest = rest[self._pipe.write(rest) or 0 :]
         return len(data)
 
     def flush(self) -> None:

@@ -38,6 +38,8 @@ class ImagePart(msgspec.Struct, tag="image", omit_defaults=True):
     """Few pixels are enough."""
     where: str = ""
     """The part of the request that it is, for errors."""
+    moving: bool = False
+    """It is a video, of which some frames are seen."""
     digest: str = ""
 
 
@@ -134,7 +136,7 @@ def _part_of(part: Any, where: str) -> Any:
         return part
     if "text" in part:
         return {"type": "text", **part}
-    if part.get("type") in ("image_url", "input_image", "image"):
+    if part.get("type") in ("image_url", "input_image", "image", "video_url", "video"):
         return msgspec.to_builtins(image_of(part, where)) | {"type": "image"}
     return part
 
@@ -144,7 +146,9 @@ _DETAILS = ("auto", "low", "high", "original")
 
 def image_of(part: Mapping[str, Any], where: str) -> ImagePart:
     """A picture in OpenAI's terms, chat's or those of responses, or plainly under `image`."""
-    given: Any = next((part[k] for k in ("image_url", "image", "url") if part.get(k)), None)
+    moving = part.get("type") in ("video_url", "video")
+    names = ("video_url", "video", "url") if moving else ("image_url", "image", "url")
+    given: Any = next((part[k] for k in names if part.get(k)), None)
     detail = part.get("detail")
     if isinstance(given, Mapping):
         given, detail = given.get("url"), given.get("detail", detail)
@@ -157,10 +161,11 @@ def image_of(part: Mapping[str, Any], where: str) -> ImagePart:
             param=where,
         )
     if not isinstance(given, str) or not given:
-        raise BadRequest(f"{where}: a picture needs an address or data.", param=where)
+        what = "a video" if moving else "a picture"
+        raise BadRequest(f"{where}: {what} needs an address or data.", param=where)
     if detail not in (None, *_DETAILS):
         raise BadRequest(f"{where}.detail must be one of {', '.join(_DETAILS)}.", param=where)
-    return ImagePart(given, detail == "low", where)
+    return ImagePart(given, detail == "low", where, moving)
 
 
 def _call_of(call: Any) -> TurnCall:
@@ -221,9 +226,9 @@ class Conversation:
 
     def adopt(self, other: Conversation) -> None:
         """Take over what is known of pictures that another conversation shows as well."""
-        known = {(part.source, part.low): part.digest for part in other.pictures}
+        known = {(part.source, part.low, part.moving): part.digest for part in other.pictures}
         for part in self.pictures:
-            part.digest = known[part.source, part.low]
+            part.digest = known[part.source, part.low, part.moving]
         self.expansions = other.expansions
 
     def without_sources(self) -> Conversation:

@@ -29,6 +29,8 @@ class PictureWords(msgspec.Struct, frozen=True):
     token: int
     """The token that stands for each of a picture's features."""
     token_text: str
+    moving: bool = False
+    """Whether a video may stand where a picture may."""
 
 
 class Expansion(msgspec.Struct, frozen=True):

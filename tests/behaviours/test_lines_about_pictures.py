@@ -264,7 +264,7 @@ def test_the_cache_is_warmed_with_pictures(server: Server) -> None:
 
 def test_models_say_what_they_take_in(server: Server) -> None:
     cards = {c["id"]: c["input_modalities"] for c in server.http.get("/v1/models").json()["data"]}
-    assert cards == {"sees": ["text", "image"], "reads": ["text"]}
+    assert cards == {"sees": ["text", "image", "video"], "reads": ["text"]}
     info = server.http.get("/get_model_info", params={"model": "sees"}).json()
     assert info["has_image_understanding"] is True
 

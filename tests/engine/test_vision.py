@@ -5,22 +5,57 @@ from __future__ import annotations
 
 from typing import Any
 
+import mlx.core as mx
 import pytest
-from engine.vision_world import COUNT, EARLIER, GREEDY, ONE, PLAIN, THREE, World
+from engine.vision_world import COUNT, EARLIER, GREEDY, ONE, PLAIN, THREE, Eyes, World
+from pictures import animated, painted
+from vision_kinds import VARIANTS
 from vision_models import picture
 
 from millrace.engine.cpu_pipeline import CpuPipeline
+from millrace.engine.sights import _array
 from millrace.models.vision.families import FAMILIES
+from millrace.models.vision.model import VisionLanguageModel
+from millrace.models.vision.stages import Pace
 from millrace.protocol import Choice, Submit
 
+_attention = mx.fast.scaled_dot_product_attention
 
-@pytest.fixture(scope="module", params=[family.model_type for family in FAMILIES])
+
+@pytest.fixture(scope="module", params=[*(f.model_type for f in FAMILIES), *VARIANTS])
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
-    return World(request.param, tmp_path_factory.mktemp(request.param))
+    return World(request.param, tmp_path_factory.mktemp("model"))
 
 
 def test_a_warm_up_changes_nothing(world: World) -> None:
     world.model.warm_up()
+    assert world.bench().run([world.ask(ONE)])[ONE, 0] == world.expected[ONE]
+
+
+def test_a_tower_cut_into_the_smallest_stages_gives_the_same(world: World) -> None:
+    whole = world.model
+    cut = VisionLanguageModel(whole.inner, whole.family, whole.merge, lambda: Pace(0, 1300, 100))
+    told = world.told[ONE]
+    span = told.spans[0]
+    tokens = told.prompt[span.start : span.start + span.length]
+    pixels = {name: _array(t) for name, t in world.album[span.digest].tensors.items()}
+    given = cut.encode(tokens, pixels)
+    assert len(given.stages) > len(whole.encode(tokens, pixels).stages)
+    while not given.run(1):
+        pass
+    expected = whole.encode(tokens, pixels)
+    expected.run(0)
+    for one, other in zip(given.features.arrays, expected.features.arrays, strict=True):
+        assert mx.allclose(one, other, rtol=1e-5, atol=1e-6)
+    bench = Eyes(cut, world.album)
+    assert bench.run([world.ask(THREE)])[THREE, 0] == world.expected[THREE]
+    assert mx.fast.scaled_dot_product_attention is _attention
+
+
+def test_a_tower_that_fails_midway_leaves_attention_as_it_was(world: World) -> None:
+    with pytest.raises(Exception):  # noqa: B017 - whatever the tower says
+        world.model.encode([1], {"pixel_values": mx.zeros((3, 1, 2))})
+    assert mx.fast.scaled_dot_product_attention is _attention
     assert world.bench().run([world.ask(ONE)])[ONE, 0] == world.expected[ONE]
 
 
@@ -94,6 +129,17 @@ def test_a_conversation_about_one_picture_sees_it_once_and_runs_only_what_is_new
         text += f" and {turn}"
     assert bench.generated[9, 0] == world.oracle(told, 2)
     assert (bench.encoded, bench.skipped) == (1, 9)
+
+
+def test_a_video_is_what_mlx_vlm_makes_of_its_frames(world: World) -> None:
+    if not world.model.family.moving:
+        return
+    data = animated("WEBP", [painted(64, 48, seed=n) for n in range(30)])
+    request, expected = world.film(data)
+    assert request.media[0].grid[0] > 1
+    bench = world.bench(prefill_chunk=7)
+    bench.put(world.ask(ONE, 1))
+    assert bench.run([request])[9, 0] == expected, bench.failed
 
 
 def test_resumed_equals_undisturbed(world: World) -> None:

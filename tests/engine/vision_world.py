@@ -6,13 +6,27 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import vision_models
 from engine.harness import Bench
+from vision_kinds import IMAGE
 from vision_models import Reader, Told, picture
 
+from millrace.media.decode import frames
+from millrace.media.limits import MediaLimits
+from millrace.media.processor import Processor, ProcessorConfig
 from millrace.models.vision.families import vision_in
 from millrace.models.vision.load import load_vision
-from millrace.protocol import Choice, FromEngine, PicturesWanted, Sampling, Step, Submit
+from millrace.protocol import (
+    Choice,
+    FromEngine,
+    PicturesWanted,
+    Sampling,
+    Span,
+    Step,
+    Submit,
+    to_engine,
+)
 
 GREEDY = Sampling(temperature=0.0)
 COUNT = 6
@@ -53,6 +67,7 @@ class World:
 
     def __init__(self, kind: str, folder: Path) -> None:
         vision_models.write(kind, folder)
+        self.folder = folder
         family = vision_in(folder)
         assert family is not None
         self.model, _ = load_vision(folder, family)
@@ -70,10 +85,7 @@ class World:
     def oracle(self, told: Told, count: int = COUNT) -> list[int]:
         from mlx_vlm.generate import generate_step
 
-        tower = self.model.inner.language_model
-        for state in ("_rope_deltas", "_position_ids"):  # which it keeps from the request before
-            if hasattr(tower, state):
-                setattr(tower, state, None)
+        self._forget()
         ids = mx.array([told.prompt])
         rest = dict(told.together)
         pixels = rest.pop("pixel_values", None)
@@ -87,6 +99,40 @@ class World:
             **rest,
         )
         return [int(token) for token, _ in steps][:count]
+
+    def _forget(self) -> None:
+        """What mlx-vlm's tower keeps from the request before."""
+        tower = self.model.inner.language_model
+        for state in ("_rope_deltas", "_position_ids"):
+            if hasattr(tower, state):
+                setattr(tower, state, None)
+
+    def film(self, data: bytes) -> tuple[Submit, list[int]]:
+        """A request with a video, and what mlx-vlm makes of the same frames."""
+        from mlx_vlm.generate import generate_step
+
+        self._forget()
+        config = ProcessorConfig(folder=str(self.folder), placeholder="<|image_pad|>", token=IMAGE)
+        processor = Processor(config)
+        seen = processor.seen(data, "film", moving=True)
+        self.album["film"] = to_engine.decode(seen.picture)
+        prompt = [5, 6, 7, IMAGE + 1, *[IMAGE] * seen.tokens, IMAGE + 2, 8]
+        span = Span(4, seen.tokens, "film", seen.grid)
+        shown = processor._processor(text=["<|video_pad|>"], videos=[frames(data, MediaLimits())])
+        own = np.array(shown["input_ids"]).reshape(-1).tolist()
+        ids = mx.array([[5, 6, 7, IMAGE + 1, *own, IMAGE + 2, 8]])
+        steps = generate_step(
+            ids,
+            self.model.inner,
+            None,
+            mx.ones_like(ids),
+            max_tokens=COUNT,
+            temperature=0.0,
+            pixel_values_videos=mx.array(shown["pixel_values_videos"]),
+            video_grid_thw=mx.array(shown["video_grid_thw"]),
+        )
+        expected = [int(token) for token, _ in steps][:COUNT]
+        return Submit(9, prompt, [Choice(0, 0)], COUNT, GREEDY, media=[span]), expected
 
     def bench(self, **more: Any) -> Eyes:
         return Eyes(self.model, self.album, **more)

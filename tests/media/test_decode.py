@@ -7,7 +7,7 @@ from pictures import animated, broken_files, encoded, painted, png, png_that_say
 from PIL import Image
 
 from millrace.errors import BadPicture
-from millrace.media.decode import digest_of, pixels
+from millrace.media.decode import digest_of, frames, pixels
 from millrace.media.limits import MediaLimits
 
 LIMITS = MediaLimits()
@@ -47,6 +47,31 @@ def test_a_turned_photograph_is_upright() -> None:
 def test_of_an_animation_the_first_frame_counts(kind: str) -> None:
     frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "green", "blue")]
     assert pixels(animated(kind, frames), LIMITS).getpixel((3, 3)) == (255, 0, 0)
+
+
+@pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG"])
+def test_a_video_is_seen_by_two_frames_a_second(kind: str) -> None:
+    shades = [Image.new("RGB", (8, 8), (n, n, n)) for n in range(0, 240, 8)]
+    film = encoded(shades[0], kind, save_all=True, append_images=shades[1:], duration=100)
+    seen = [frame.getpixel((3, 3)) for frame in frames(film, LIMITS)]
+    assert len(seen) == 6  # of three seconds
+    for number, pixel in enumerate(seen):
+        assert isinstance(pixel, tuple) and abs(pixel[0] - 40 * number) <= 4
+    assert len(frames(film, MediaLimits(most_frames=3))) == 2
+    assert digest_of(*frames(film, LIMITS)) != digest_of(pixels(film, LIMITS))
+
+
+def test_what_does_not_move_or_is_too_long_is_no_video() -> None:
+    short = animated("GIF", [painted(seed=n) for n in range(4)])
+    assert len(frames(short, LIMITS)) == 2
+    for data, limits, why in (
+        (png(), LIMITS, "does not move"),
+        (short, MediaLimits(longest_film=3), "4 frames; 3 are the most"),
+        (short, MediaLimits(most_pixels=48 * 32), "too large"),
+        (short[: len(short) // 2], LIMITS, "broken"),
+    ):
+        with pytest.raises(BadPicture, match=why):
+            frames(data, limits)
 
 
 @pytest.mark.parametrize(

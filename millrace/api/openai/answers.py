@@ -149,7 +149,7 @@ class ModelCard(msgspec.Struct):
     owned_by: str | None = None
     context_window: int | None = None
     max_model_len: int | None = None
-    input_modalities: list[Literal["text", "image"]] | None = None
+    input_modalities: list[Literal["text", "image", "video"]] | None = None
     """What it takes in."""
     alias_of: str | None = None
     state: Literal["unloaded", "loading", "loaded", "failed"] | None = None

@@ -127,7 +127,7 @@ def _check(message: OpenAIMessage) -> None:
     if message.audio is not None:
         raise Unsupported("Audio in messages is not supported by this server.", param="messages")
     for part in message.content if isinstance(message.content, list) else []:
-        if part.type not in ("text", "refusal", "image_url"):
+        if part.type not in ("text", "refusal", "image_url", "video_url"):
             raise Unsupported(
                 f"Content parts of type '{part.type}' are not supported by this server; it takes "
                 "text and pictures.",

@@ -23,7 +23,7 @@ from millrace.api.openai.answers import ModelCard, ModelList
 from millrace.api.openapi.describe import describe
 from millrace.errors import ModelError
 from millrace.serving.adapters import ServedAdapter
-from millrace.serving.pictures import takes_pictures
+from millrace.serving.pictures import takes_in
 from millrace.serving.registry import Registry, Standing
 
 router = APIRouter()
@@ -95,7 +95,6 @@ def _openai(
     registry: Registry, standing: Standing, window: int, alias: str | None
 ) -> dict[str, Any]:
     spec = standing.spec
-    sees = takes_pictures(spec.folder)
     described: dict[str, Any] = {
         "id": alias or spec.name,
         "object": "model",
@@ -103,7 +102,7 @@ def _openai(
         "owned_by": "millrace",
         "context_window": window,
         "max_model_len": window,
-        "input_modalities": ["text", "image"] if sees else ["text"],
+        "input_modalities": takes_in(spec.folder),
         "state": standing.state,
         "pinned": registry.pinned(spec),
     }

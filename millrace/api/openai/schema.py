@@ -50,11 +50,16 @@ class ImageUrl(msgspec.Struct):
     detail: Literal["auto", "low", "high", "original"] | None = None
 
 
+class VideoUrl(msgspec.Struct):
+    url: str
+
+
 class ContentPart(msgspec.Struct):
     type: str
     text: str | None = None
     refusal: str | None = None
     image_url: str | ImageUrl | None = None
+    video_url: str | VideoUrl | None = None
 
 
 class OpenAIMessage(msgspec.Struct):

@@ -31,22 +31,22 @@ class Family:
     vision tower gave."""
     placeholder: str = ""
     """What stands for a picture in a prompt's text, where that is not the token of its features."""
+    moving: bool = False
+    """Videos are taken as well, and placed by the same three numbers."""
     texts: frozenset[str] = frozenset()
     """The kinds of text towers that are proven; all that mlx-vlm has for it, if empty."""
 
     def proven(self, settings: dict[str, Any]) -> bool:
         """Whether a model of this family is of the kind that was tested."""
         text = settings.get("text_config") or {}
-        # Such a picture's tokens look at each other both ways, which no chunk of a prompt may cut.
-        both_ways = text.get("use_bidirectional_attention") == "vision"
-        return not both_ways and (not self.texts or text.get("model_type", "mistral") in self.texts)
+        return not self.texts or text.get("model_type", "mistral") in self.texts
 
 
 _MISTRAL = frozenset({"mistral"})
 
 FAMILIES: tuple[Family, ...] = (
-    Family("Qwen2-VL", "qwen2_vl", grids=True),
-    Family("Qwen2.5-VL", "qwen2_5_vl", grids=True),
+    Family("Qwen2-VL", "qwen2_vl", grids=True, moving=True),
+    Family("Qwen2.5-VL", "qwen2_5_vl", grids=True, moving=True),
     Family("Qwen3-VL", "qwen3_vl", grids=True, deep=True),
     Family("Gemma 3", "gemma3", placeholder="<start_of_image>"),
     Family("Gemma 4", "gemma4"),
