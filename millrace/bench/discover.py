@@ -21,6 +21,7 @@ _PATIENCE = 10.0
 class _Model(msgspec.Struct):
     id: str
     state: str | None = None
+    alias_of: str | None = None
 
 
 class _Models(msgspec.Struct):
@@ -45,7 +46,8 @@ async def with_model(http: httpx.AsyncClient, target: Target) -> Target:
             f"{error_text(answer.content)} Name one with --model, or a key with --api-key."
         )
     try:
-        models = msgspec.json.decode(answer.content, type=_Models).data
+        listed = msgspec.json.decode(answer.content, type=_Models).data
+        models = [model for model in listed if model.alias_of is None]
     except msgspec.MsgspecError:
         models = []
     names = [model.id for model in models]

@@ -13,6 +13,7 @@ app = typer.Typer(
     name="millrace",
     help="Serve language models on MLX: one engine, one stream of events, every protocol.",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )

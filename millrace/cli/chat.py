@@ -85,7 +85,11 @@ def _connect(model: str | None, url: str | None, api_key: str | None) -> Iterato
     server = Server(url or DEFAULT_URL, api_key=api_key, model=model)
     if url is not None or (model is None and server.health() is not None):
         _wait_ready(server)
-        server.model = model or next(iter(server.models()), None)
+        known = server.models()
+        if model is not None and model not in known:
+            names = ", ".join(known) or "none"
+            raise SetupError(f"{server.url} has no model '{model}'. Models served: {names}.")
+        server.model = model or next(iter(known), None)
         yield server
         return
     with _own_server(model) as server:
@@ -188,7 +192,8 @@ class Server:
     def __init__(self, url: str, *, api_key: str | None = None, model: str | None = None) -> None:
         import httpx
 
-        self.url = url.rstrip("/").removesuffix("/v1")
+        whole = url if "://" in url else f"http://{url}"
+        self.url = whole.rstrip("/").removesuffix("/v1")
         self.model = model
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         timeout = httpx.Timeout(10.0, read=None)

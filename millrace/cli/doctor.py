@@ -268,6 +268,8 @@ def _table(report: Report) -> Table:
 
 def rows(report: Report) -> list[tuple[str, str]]:
     """The report as lines of label and value."""
+    from millrace.models.suggestions import fitting
+
     lines = [("platform", report.platform), ("MLX back-end", report.backend)]
     lines += list(report.versions.items())
     if (probe := report.probe) is not None:
@@ -276,6 +278,10 @@ def rows(report: Report) -> list[tuple[str, str]]:
         lines += [
             ("device", f"{device.kind}: {device.name}"),
             ("memory", memory),
+            (
+                "models that fit",
+                ", ".join(s.name for s in fitting(device.budget)[:4]) or "tiny ones",
+            ),
             ("BLAS", " ".join(filter(None, (blas.kind, blas.detail and f"({blas.detail})")))),
             ("BLAS library", blas.path or "none"),
             ("weights (auto)", _WEIGHTS["packed" if probe.kernels else probe.weights]),

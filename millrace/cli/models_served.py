@@ -20,6 +20,7 @@ from millrace.models.encoders.facts import pooling_called
 from millrace.models.fetch import Progress
 from millrace.models.resolve import resolve
 from millrace.serving.catalogue import Catalogue, ModelSpec
+from millrace.serving.listening import bind
 from millrace.serving.opening import check_defaults
 from millrace.text.conversation import Conversation
 from millrace.text.formats import by_name, thought_by_name
@@ -53,6 +54,7 @@ def catalogue_of(
 ) -> tuple[Catalogue, list[ModelSpec]]:
     """All that can be asked for, and what of it is loaded at the start."""
     stays = time_of("--ttl", ttl)
+    bind(config.host, config.port).close()  # tried before anything is downloaded
     base = ModelSpec(engine=config.engine, defaults=config.defaults, ttl=stays, named=True)
     served = specs_of(models, tables, base, progress, name=name, aliases=aliases, pins=pins)
     found = ModelSpec(

@@ -313,3 +313,13 @@ def test_the_command_in_a_pipe(fake: Fake) -> None:
     assert (asked["model"], asked["temperature"], asked["max_tokens"]) == ("fake", 0.0, 9)
     assert asked["messages"][0] == {"role": "system", "content": "Be brief."}
     assert fake.keys == ["Bearer k"]
+
+
+def test_an_address_needs_no_scheme_and_a_wrong_model_is_told_at_once(fake: Fake) -> None:
+    with chat._connect(None, fake.url.removeprefix("http://"), None) as server:
+        assert (server.url, server.model) == (fake.url, "fake")
+    with (
+        pytest.raises(SetupError, match="no model 'other'. Models served: fake"),
+        chat._connect("other", fake.url, None),
+    ):
+        pytest.fail("it has no such model")
