@@ -13,8 +13,9 @@ STAMP    = $(VENV)/.installed-$(BACKEND)
 # Client libraries ask for versions of each other's parts that millrace's own environment need not follow.
 CLIENTS ?= .venv-clients
 GATEWAY ?= .venv-gateway
+PAGE    ?= .venv-page
 
-.PHONY: help setup serve test lint unit test-heavy test-agents test-clients test-gateway demo-gateway test-fuzz test-minilm bench-core clean
+.PHONY: help setup serve test lint unit test-heavy test-agents test-clients test-gateway demo-gateway test-page test-fuzz test-minilm bench-core clean
 
 help:  ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -68,6 +69,15 @@ $(GATEWAY)/.installed: tests/smg_gateway/requirements.txt tests/smg_gateway/cons
 test-gateway: setup $(GATEWAY)/.installed  ## PyPI's SMG gateway in front of our workers
 	@MILLRACE_GATEWAY=1 MILLRACE_PYTHON=$(abspath $(BIN))/python $(GATEWAY)/bin/python -m pytest tests/smg_gateway --timeout 300 $(ARGS)
 
+$(PAGE)/.installed: tests/page/requirements.txt tests/page/constraints.txt
+	@test -x $(PAGE)/bin/python || $(PYTHON) -m venv $(PAGE)
+	@echo "Installing what drives a browser into $(PAGE) ..."
+	@$(PAGE)/bin/python -m pip install -q --disable-pip-version-check -c tests/page/constraints.txt -r tests/page/requirements.txt
+	@touch $@
+
+test-page: setup $(PAGE)/.installed  ## The page at / in a chromium, where there is one (MILLRACE_BROWSER names another)
+	@MILLRACE_PAGE=1 MILLRACE_PYTHON=$(abspath $(BIN))/python $(PAGE)/bin/python -m pytest tests/page -rs --timeout 300 $(ARGS)
+
 demo-gateway: setup $(GATEWAY)/.installed  ## Two workers behind it, of which one is killed and replaced under load
 	@$(BIN)/python benchmarks/gateway.py --smg $(GATEWAY)/bin/smg --demo $(ARGS)
 
@@ -81,4 +91,4 @@ bench-core: setup  ## Our server against raw mlx-lm and mlx_lm.server, one table
 	@$(BIN)/python benchmarks/core.py $(ARGS)
 
 clean:  ## Remove what make made
-	rm -rf $(VENV) $(CLIENTS) $(GATEWAY) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS) $(GATEWAY) $(PAGE) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

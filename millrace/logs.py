@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from typing import Any
 
 from millrace.config import LogFormat
 
@@ -25,6 +26,20 @@ def _stamp(record: logging.LogRecord) -> str:
     return f"{whole}.{int(record.msecs):03d}Z"
 
 
+def fields_of(record: logging.LogRecord) -> dict[str, Any]:
+    """A record as an object, what it is about included."""
+    line: dict[str, Any] = {
+        "time": _stamp(record),
+        "level": record.levelname.lower(),
+        "logger": record.name,
+        "message": record.getMessage(),
+        **getattr(record, "fields", {}),
+    }
+    if record.exc_info:
+        line["trace"] = logging.Formatter().formatException(record.exc_info)
+    return line
+
+
 class _Text(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields = getattr(record, "fields", {})
@@ -35,13 +50,4 @@ class _Text(logging.Formatter):
 
 class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        line = {
-            "time": _stamp(record),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-            **getattr(record, "fields", {}),
-        }
-        if record.exc_info:
-            line["trace"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
+        return json.dumps(fields_of(record), ensure_ascii=False, default=str)

@@ -8,7 +8,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from millrace.api import errors, middleware
-from millrace.api.admin import adapters, cache
+from millrace.api.admin import adapters, cache, library, watching
 from millrace.api.admin import models as control
 from millrace.api.admin import routes as admin
 from millrace.api.anthropic import routes as anthropic
@@ -21,6 +21,7 @@ from millrace.api.openai import chat, completions, models
 from millrace.api.openapi import routes as openapi
 from millrace.api.responses import compact, conversations, create, stored
 from millrace.api.stripped import StrippedHeader
+from millrace.api.web import pages
 from millrace.errors import BadRequest, MillraceError, NotFound, RequestFailed
 
 
@@ -42,12 +43,15 @@ def create_app(context: Context) -> FastAPI:
         pooling,
         ollama,
         admin,
+        watching,
+        library,
         cache,
         control,
         adapters,
         openapi,
     ):
         app.include_router(module.router)
+    app.router.routes.append(pages.route)
     app.add_middleware(LeaseMiddleware)
     if context.config.engine.strip_volatile:
         app.add_middleware(StrippedHeader)

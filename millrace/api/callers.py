@@ -9,6 +9,14 @@ from millrace.serving.keys import Caller
 OPEN_PATHS = frozenset({"/", "/health", "/docs", "/openapi.json"})
 """What is answered without a key: it tells nothing that is not in the public source."""
 
+PAGE_FILES = "/web/"
+"""Where the page's own files are, which are as public."""
+
+
+def is_open(path: str) -> bool:
+    """Whether anybody may ask for this without a key."""
+    return path in OPEN_PATHS or path.startswith(PAGE_FILES)
+
 
 def is_limited(method: str, path: str) -> bool:
     """Whatever asks for work; to look, and to cancel, is always allowed."""

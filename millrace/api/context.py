@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
+from millrace.api.admin.feed import Feed
+from millrace.api.admin.log_lines import LogLines
 from millrace.api.responses.jobs import Jobs
 from millrace.api.responses.store import Store
 from millrace.config import ServeConfig
@@ -31,6 +34,15 @@ class Context:
     """How much each caller may use, whichever way it asks."""
     warm: Sequence[Line] = ()
     """Prompts that are run at the start."""
+
+    @functools.cached_property
+    def feed(self) -> Feed:
+        """The status for those who look on."""
+        return Feed(self.registry, self.metrics)
+
+    @functools.cached_property
+    def log_lines(self) -> LogLines:
+        return LogLines()
 
 
 def context_of(request: Request) -> Context:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from typing import Any
@@ -38,6 +39,9 @@ _ANTHROPIC_TYPES = {
 }
 
 
+log = logging.getLogger("millrace.api")
+_LONGEST = 300
+"""Characters of a path or a reason in the log."""
 _COUNTED_BY_THE_CLIENT = (499, 500, 503, 504)
 """Statuses of requests that were under way, whose end has been counted already."""
 
@@ -91,12 +95,28 @@ def shape_of(path: str) -> Shape:
     return next((s for prefix, s in _SHAPES.items() if path.startswith(prefix)), openai_error)
 
 
+def _log_refusal(request: Request, error: MillraceError) -> None:
+    """Why somebody was turned away, for whoever looks for their request in the log."""
+    fields = {
+        "id": request.headers.get("x-request-id"),
+        "method": request.method,
+        "path": request.url.path[:_LONGEST],
+        "status": error.status,
+        "code": error.code,
+        "param": error.param,
+        "reason": error.message[:_LONGEST],
+    }
+    log.info("request refused", extra={"fields": fields})
+
+
 async def respond(request: Request, error: Exception) -> Response:
     """The handler for every error of ours that reaches the top."""
     assert isinstance(error, MillraceError)
     route = request.scope.get("route")
-    if route is not None and error.status not in _COUNTED_BY_THE_CLIENT:
-        context_of(request).metrics.refused(route.path, error.code)
+    if error.status not in _COUNTED_BY_THE_CLIENT:
+        if route is not None:
+            context_of(request).metrics.refused(route.path, error.code)
+        _log_refusal(request, error)
     headers: dict[str, str] = {}
     if chosen := request.headers.get("x-request-id"):
         headers |= {"x-request-id": chosen, "request-id": chosen}

@@ -17,9 +17,10 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from millrace.api import errors
-from millrace.api.callers import OPEN_PATHS, is_limited
+from millrace.api.callers import is_limited, is_open
 from millrace.api.context import Context
 from millrace.api.openapi.routing import flat
+from millrace.api.origins import OriginMiddleware
 from millrace.errors import MillraceError, RateLimited, Unauthorized
 from millrace.serving.keys import Caller, Keys, secrets_in
 from millrace.serving.limits import RateLimits, Standing
@@ -38,12 +39,16 @@ _EXPOSED_HEADERS = (
 
 
 def install(app: FastAPI, context: Context) -> None:
-    """From the inside out: limits, keys, and pages' origins, so that preflights need no key."""
+    """From the inside out: limits, keys, and pages' origins, so that preflights need no key.
+
+    What a foreign page asks for is refused whatever key its browser may send along.
+    """
     config, metrics = context.config, context.metrics
     if context.limits:
         app.add_middleware(RateLimitMiddleware, limits=context.limits, metrics=metrics)
     if keys := Keys(config.api_keys):
         app.add_middleware(KeyMiddleware, keys=keys, metrics=metrics)
+    app.add_middleware(OriginMiddleware, allowed=config.cors_origins)
     if config.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -84,7 +89,7 @@ class KeyMiddleware:
 
 
 def _is_open(scope: Scope) -> bool:
-    return scope["type"] == "http" and scope["path"] in OPEN_PATHS
+    return scope["type"] == "http" and is_open(scope["path"])
 
 
 class RateLimitMiddleware:

@@ -62,6 +62,7 @@ async def serve(
 ) -> None:
     """Serve until a signal, or until an engine fails to start for the first time."""
     config = context.config
+    beside = (context.feed, context.log_lines, *beside)
     server = _Uvicorn(
         uvicorn.Config(
             create_app(context),
@@ -145,6 +146,12 @@ class _Drain:
             self._cut()
             return
         self._server.should_exit = True
+        if running := sum(len(m.client.in_flight) for m in self._registry.all()):
+            log.info(
+                "ending: %d running requests have %g s to finish; a second Ctrl-C ends them at once",
+                running,
+                self._timeout,
+            )
         for other in self._beside:
             other.drain(self._timeout + _LAST_WORDS)
         loop.call_later(self._timeout, self._cut)

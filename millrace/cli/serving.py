@@ -190,4 +190,6 @@ def _welcome(
     option = " --api-key KEY" if config.api_keys else ""
     if not encodes:
         out.print(f"  millrace chat --url {base}{option}", markup=False)
-    out.print(f"  {base}/docs\n", markup=False)
+    out.print(
+        f"  {base}/ in a browser: chat, dashboard, models; {base}/docs: the API\n", markup=False
+    )

@@ -250,7 +250,8 @@ class EngineClient:
         self._admission.saw(seconds)
         self.metrics.ended(active, seconds)
         self._count_queue()
-        log.info("request ended", extra={"fields": active.summary(seconds)})
+        told = {"model": self.metrics.model} | active.summary(seconds)
+        log.info("request ended", extra={"fields": told})
         self.adapters.tidy()
         self._hand_over()
 

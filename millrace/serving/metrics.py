@@ -6,12 +6,22 @@ import time
 from dataclasses import dataclass
 from typing import get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 
 from millrace.protocol import DeviceMemory, Step
 from millrace.protocol.prefixes import HitKind
 from millrace.serving.active import Active
+from millrace.serving.history import EndedRequest, EndedRequests, Reading
 
+# A second series beside each, which nobody reads.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 _FINE = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10)
 _PICTURES = ("encoded", "found", "skipped")
 _COARSE = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
@@ -58,6 +68,7 @@ class Metrics:
         self.limit = gauge("memory_limit_bytes", "What all models may take together", [])
         self.reserved = gauge("memory_reserved_bytes", "What models have reserved of it", [])
         self._models: dict[str, ModelMetrics] = {}
+        self.ended = EndedRequests()
         self.ttft = histogram("time_to_first_token_seconds", "Arrival to first token", _COARSE)
         self.gap = histogram("inter_token_seconds", "Time between tokens of a row", _FINE)
         self.e2e = histogram("request_seconds", "Arrival to end", _COARSE)
@@ -80,6 +91,21 @@ class Metrics:
     def unloaded(self, model: str, reason: str) -> None:
         self.unloads.labels(model, reason).inc()
 
+    def reading(self, running: int, waiting: int, reserved: int) -> Reading:
+        """All models together, those that have left included: what they counted stays counted."""
+        found = self._models.values()
+        return Reading(
+            generated_tokens=sum(m.totals.generated_tokens for m in found),
+            prefilled_tokens=sum(m.totals.prefilled_tokens for m in found),
+            cached_tokens=sum(m.totals.cached_tokens for m in found),
+            running=running,
+            waiting=waiting,
+            kv_bytes=sum(m.held.kv_bytes for m in found),
+            cache_bytes=sum(m.held.cache_bytes for m in found),
+            cache_disk_bytes=sum(m.held.cache_disk_bytes for m in found),
+            reserved_bytes=reserved,
+        )
+
     def memory_limit(self, bytes: int) -> None:
         self.limit.set(bytes)
 
@@ -95,6 +121,16 @@ class Totals:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
+    prefilled_tokens: int = 0
+
+
+@dataclass
+class Held:
+    """Bytes that an engine holds now: state of running requests, and prefixes by tier."""
+
+    kv_bytes: int = 0
+    cache_bytes: int = 0
+    cache_disk_bytes: int = 0
 
 
 class ModelMetrics:
@@ -102,10 +138,11 @@ class ModelMetrics:
 
     def __init__(self, all: Metrics, model: str) -> None:
         self.totals = Totals()
+        self.held = Held()
         self.heard = 0.0
         """When the engine last said what it did, on the monotonic clock."""
         self._all = all
-        self._model = model
+        self.model = model
         self._step = all.step.labels(model)
         self._gap = all.gap.labels(model)
         self._generated = all.generated.labels(model)
@@ -124,23 +161,24 @@ class ModelMetrics:
 
     def arrived(self, active: Active) -> None:
         self.totals.prompt_tokens += active.prompt_tokens
-        self._all.prompt.labels(self._model).inc(active.prompt_tokens)
+        self._all.prompt.labels(self.model).inc(active.prompt_tokens)
 
     def queue(self, waiting: int) -> None:
-        self._all.queued.labels(self._model).set(waiting)
+        self._all.queued.labels(self.model).set(waiting)
 
     def idle(self) -> None:
         self._running.set(0)
         self._kv_bytes.set(0)
+        self.held.kv_bytes = 0
 
     def gone(self) -> None:
         """Its engine has ended and holds nothing any more."""
         self.idle()
         self.queue(0)
         self.cache(0, 0)
-        self._all.picture_bytes.labels(self._model).set(0)
+        self._all.picture_bytes.labels(self.model).set(0)
         for kind in DeviceMemory.__struct_fields__:
-            self._all.device.labels(self._model, kind).set(0)
+            self._all.device.labels(self.model, kind).set(0)
 
     def stepped(self, step: Step) -> None:
         self.heard = time.monotonic()
@@ -148,34 +186,37 @@ class ModelMetrics:
             self._step.observe(step.seconds)
         if step.memory is not None:
             for kind in DeviceMemory.__struct_fields__:
-                self._all.device.labels(self._model, kind).set(getattr(step.memory, kind))
+                self._all.device.labels(self.model, kind).set(getattr(step.memory, kind))
         if (seen := step.pictures) is not None:
             for kind in _PICTURES:
-                self._all.pictures.labels(self._model, kind).inc(getattr(seen, kind))
-            self._all.picture_bytes.labels(self._model).set(seen.nbytes)
+                self._all.pictures.labels(self.model, kind).inc(getattr(seen, kind))
+            self._all.picture_bytes.labels(self.model).set(seen.nbytes)
         self._running.set(step.running)
         self._kv_bytes.set(step.kv_bytes)
+        self.held.kv_bytes = step.kv_bytes
         self.cache(step.cache_bytes, step.cache_disk_bytes)
 
-    def cache(self, *bytes: int) -> None:
+    def cache(self, memory: int, disk: int) -> None:
         """What the prefix cache holds in memory and on disk."""
-        for tier, held in zip(self._tiers, bytes, strict=True):
+        self.held.cache_bytes, self.held.cache_disk_bytes = memory, disk
+        for tier, held in zip(self._tiers, (memory, disk), strict=True):
             tier.set(held)
 
     def prefilled(self, tokens: int) -> None:
-        self._all.prefilled.labels(self._model).inc(tokens)
+        self.totals.prefilled_tokens += tokens
+        self._all.prefilled.labels(self.model).inc(tokens)
 
     def began(self, active: Active) -> None:
         """The first of a request's texts is encoded."""
         assert active.first_token is not None
-        self._all.ttft.labels(self._model).observe(active.first_token - active.arrived)
+        self._all.ttft.labels(self.model).observe(active.first_token - active.arrived)
 
     def first_token(self, active: Active) -> None:
         assert active.first_token is not None
-        self._all.ttft.labels(self._model).observe(active.first_token - active.arrived)
+        self._all.ttft.labels(self.model).observe(active.first_token - active.arrived)
         self.totals.cached_tokens += active.cached
-        self._all.cached.labels(self._model).inc(active.cached)
-        self._all.hits.labels(self._model, active.hit).inc()
+        self._all.cached.labels(self.model).inc(active.cached)
+        self._all.hits.labels(self.model, active.hit).inc()
         # The prompt's last token is run by the batch step that draws the first new one.
         self.prefilled(1)
 
@@ -186,9 +227,32 @@ class ModelMetrics:
         self._generated.inc(count)
 
     def restarted(self) -> None:
-        self._all.restarts.labels(self._model).inc()
+        self._all.restarts.labels(self.model).inc()
 
     def ended(self, active: Active, seconds: float) -> None:
         self.totals.requests += 1
-        self._all.e2e.labels(self._model).observe(seconds)
-        self._all.requests.labels(active.endpoint, self._model, active.outcome).inc()
+        self._all.e2e.labels(self.model).observe(seconds)
+        self._all.requests.labels(active.endpoint, self.model, active.outcome).inc()
+        self._all.ended.add(_told(active, self.model, seconds))
+
+
+def _told(active: Active, model: str, seconds: float) -> EndedRequest:
+    first, generated = active.first_token, active.tokens_generated
+    decoding = active.last_token - first if first is not None else 0.0
+    return EndedRequest(
+        id=active.id,
+        model=model,
+        endpoint=active.endpoint,
+        outcome=active.outcome,
+        ended_at=round(time.time(), 3),
+        prompt_tokens=active.prompt_tokens,
+        cached_tokens=active.cached,
+        cache_hit=active.hit,
+        generated_tokens=generated,
+        ttft_seconds=None if first is None else round(first - active.arrived, 3),
+        seconds=round(seconds, 3),
+        tokens_per_second=round((generated - 1) / decoding, 2)
+        if generated > 1 and decoding > 0
+        else None,
+        resumes=active.deaths,
+    )

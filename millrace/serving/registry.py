@@ -247,6 +247,10 @@ class Registry:
         self._residents.wake()
         return spec
 
+    def need(self, spec: ModelSpec) -> Need:
+        """What a model takes of the memory. Reads its files: not for the event loop."""
+        return self._opener.need(spec)
+
     def pinned(self, spec: ModelSpec) -> bool:
         return self._pins.get(spec.name, spec.pin)
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from millrace.serving.history import EndedRequest, Sample
 from millrace.serving.in_flight import Phase
 from millrace.serving.keeper import State
 
@@ -66,6 +67,7 @@ class TotalsStatus(msgspec.Struct):
     prompt_tokens: int
     cached_tokens: int
     generated_tokens: int
+    prefilled_tokens: int
 
 
 class AdapterStatus(msgspec.Struct):
@@ -103,6 +105,11 @@ class ModelStatus(msgspec.Struct):
     kv_budget: int | None
     kv_bytes_per_token: int | None
     device_memory: MemoryStatus | None
+    kv_bytes: int
+    """State of the requests that run."""
+    cache_bytes: int
+    """Prefixes kept in memory."""
+    cache_disk_bytes: int
     adapters: list[AdapterStatus]
     adapter_bytes: int
     totals: TotalsStatus
@@ -120,3 +127,20 @@ class Status(msgspec.Struct):
     version: str
     memory: MemoryBudget
     models: list[ModelStatus]
+
+
+class RunningRequest(RequestStatus, kw_only=True):
+    model: str
+
+
+class Requests(msgspec.Struct):
+    running: list[RunningRequest]
+    """Oldest first."""
+    ended: list[EndedRequest]
+    """Newest first."""
+
+
+class StatusEvent(Status, kw_only=True):
+    """What a stream of the server's status brings every second, after a `history` of all samples."""
+
+    sample: Sample

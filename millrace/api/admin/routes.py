@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import asdict
 from typing import Any
 
-import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from millrace.api.admin.answers import Cancellation, Health, Root, Status
+from millrace.api.admin.status import status_of
 from millrace.api.answer import as_json
 from millrace.api.context import context_of
-from millrace.api.moments import moment
 from millrace.api.openapi.describe import describe
+from millrace.api.web import pages
 from millrace.errors import NotFound
-from millrace.serving.active import Active
-from millrace.serving.adapters import ServedAdapter
-from millrace.serving.client import EngineClient
-from millrace.serving.instance import Instance
 from millrace.serving.keeper import State
 from millrace.version import __version__
 
@@ -28,11 +22,17 @@ router = APIRouter()
 
 
 @router.api_route("/", methods=["GET", "HEAD"])
-@describe("server", "Whether anybody is there", answer=Root)
-async def root() -> Response:
+@describe("server", "Whether anybody is there; to browsers, the page", answer=Root)
+async def root(http: HttpRequest) -> Response:
     """Some clients ask this first, to see whether anybody is there."""
-    links = {"docs": "/docs", "models": "/v1/models"}
-    return as_json({"name": "millrace", "version": __version__, "links": links})
+    if pages.wants_html(http.headers.get("accept", "")):
+        response = pages.as_html("index.html")
+    else:
+        links = {"docs": "/docs", "models": "/v1/models"}
+        response = as_json({"name": "millrace", "version": __version__, "links": links})
+    response.headers["vary"] = "Accept"
+    response.headers["cache-control"] = "no-cache"
+    return response
 
 
 @router.get("/health")
@@ -82,81 +82,4 @@ async def cancel(http: HttpRequest, id: str) -> Response:
 @router.get("/v1/status")
 @describe("server", "Models and running requests", answer=Status)
 async def status(http: HttpRequest) -> Response:
-    registry = context_of(http).registry
-    found = [i for i in registry.instances() if i.phase != "text"]
-    memory = {"limit": registry.limit, "reserved": registry.reserved}
-    return as_json({"version": __version__, "memory": memory, "models": [_model(i) for i in found]})
-
-
-def _model(instance: Instance) -> dict[str, Any]:
-    client, ready = instance.client, instance.client.ready
-    return {
-        "name": instance.spec.name,
-        "state": client.state.value,
-        "stage": client.stage,
-        "residency": instance.phase,
-        "pinned": instance.pinned,
-        "expires_at": moment(instance.expires),
-        "reserved_bytes": instance.reserved,
-        "leases": instance.leases,
-        "engine_pid": client.pid,
-        "restarts": client.restarts,
-        "context_window": instance.model.window if instance.model else None,
-        "device": ready.device if ready else None,
-        "dtype": ready.dtype if ready else None,
-        "weight_bytes": ready.weight_bytes if ready else None,
-        "load_seconds": ready.load_seconds if ready else None,
-        "kv_budget": ready.kv_budget if ready else None,
-        "kv_bytes_per_token": ready.kv_bytes_per_token if ready else None,
-        "device_memory": _memory(client),
-        "adapters": [_adapter(a, client) for a in client.adapters.list.all()],
-        "adapter_bytes": client.adapters.nbytes,
-        "totals": asdict(client.totals),
-        "requests": [_request(r) for r in client.in_flight.values()],
-    }
-
-
-def _adapter(adapter: ServedAdapter, client: EngineClient) -> dict[str, Any]:
-    return {
-        "name": adapter.name,
-        "path": adapter.path,
-        "loaded": client.adapters.is_loaded(adapter),
-        "rank": adapter.rank,
-        "modules": adapter.modules,
-        "requests": client.adapters.running(adapter),
-        "error": adapter.problem,
-    }
-
-
-def _memory(client: EngineClient) -> dict[str, int] | None:
-    memory, ready = client.memory, client.ready
-    if memory is None or ready is None:
-        return None
-    return msgspec.structs.asdict(memory) | {"total": ready.device_bytes}
-
-
-def _request(active: Active) -> dict[str, Any]:
-    now = time.monotonic()
-    first = active.first_token
-    generated, prompt = active.tokens_generated, active.prompt_tokens
-    return {
-        "id": active.id,
-        "phase": active.phase,
-        "prompt_tokens": prompt,
-        "cached_tokens": active.cached,
-        "cache_hit": active.hit,
-        "prefilled_tokens": prompt if first else min(prompt, active.prefilled),
-        "progress": 1.0 if first else round(min(1.0, active.prefilled / max(1, prompt)), 3),
-        "made_tokens": generated,
-        "max_tokens": active.max_tokens,
-        "age_seconds": round(now - active.arrived, 3),
-        "ttft_seconds": round(first - active.arrived, 3) if first else None,
-        "tokens_per_second": (
-            round((generated - 1) / (now - first), 2)
-            if first and generated > 1 and now > first
-            else None
-        ),
-        "resumes": active.deaths,
-        "priority": active.priority,
-        "endpoint": active.endpoint,
-    }
+    return as_json(status_of(context_of(http).registry))

@@ -14,6 +14,9 @@ from millrace.api.callers import OPEN_PATHS, is_limited
 from millrace.api.errors import shape_of
 from millrace.api.openapi.describe import RouteDescription, description_of
 from millrace.api.openapi.errors import MEANINGS, TYPES
+from millrace.api.openapi.examples import EXAMPLES
+from millrace.api.openapi.fields import annotate
+from millrace.api.origins import CHANGING
 from millrace.version import __version__
 
 _REF = "#/components/schemas/{name}"
@@ -61,6 +64,7 @@ class _Schemas:
         types = [t for d in descriptions for t in (d.body, d.answer, d.event, d.query)]
         named = [t for t in dict.fromkeys([*types, *TYPES.values()]) if t is not None]
         found = msgspec.json.schema_components(named, ref_template=_REF)
+        annotate(found[1], named)
         schemas, self.components = _shortened(*found)
         self._known = dict(zip(named, schemas, strict=True))
 
@@ -115,7 +119,9 @@ def _operation(
         "responses": _responses(path, method, description, book),
     }
     if description.body is not None:
-        content = {"application/json": {"schema": book.of(description.body)}}
+        content: dict[str, Any] = {"application/json": {"schema": book.of(description.body)}}
+        if path in EXAMPLES:
+            content["application/json"]["example"] = EXAMPLES[path]
         operation["requestBody"] = {"required": description.needs_body, "content": content}
     if path in OPEN_PATHS:
         operation["security"] = []
@@ -139,6 +145,8 @@ def _responses(
     statuses = set(description.statuses)
     if path not in OPEN_PATHS:
         statuses.add(401)
+    if method in CHANGING:
+        statuses.add(403)
     if is_limited(method, path):
         statuses.add(429)
     found = {"200": _answer(description, book)}

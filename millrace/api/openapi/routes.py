@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 
 import msgspec
 from fastapi import APIRouter, FastAPI
@@ -14,13 +13,9 @@ from millrace.api.context import context_of
 from millrace.api.openapi.describe import describe
 from millrace.api.openapi.document import build
 from millrace.api.openapi.routing import flat
+from millrace.api.web import pages
 
 router = APIRouter()
-_PAGE = Path(__file__).with_name("page.html")
-_POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 
 
 @router.get("/openapi.json")
@@ -38,8 +33,4 @@ def _encoded(app: FastAPI, keyed: bool) -> bytes:
 @router.get("/docs")
 @describe("server", "This description as a page", media="text/html")
 async def page() -> Response:
-    return Response(
-        _PAGE.read_bytes(),
-        media_type="text/html",
-        headers={"content-security-policy": _POLICY, "x-content-type-options": "nosniff"},
-    )
+    return pages.as_html("docs.html")

@@ -1,0 +1,106 @@
+"""GET /v1/library: the models on this machine, what each needs, the room there is, and what would fit."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from pathlib import Path
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from millrace.api.answer import as_json
+from millrace.api.context import context_of
+from millrace.api.openapi.describe import describe
+from millrace.errors import MillraceError
+from millrace.models import store, suggestions
+from millrace.serving.catalogue import ModelSpec
+from millrace.serving.registry import Registry
+
+router = APIRouter()
+
+
+class LibraryModel(msgspec.Struct):
+    name: str
+    aliases: list[str]
+    disk_bytes: int | None
+    """None where its files are not those of a model any more."""
+    need_bytes: int | None
+    """What it takes at least while it is loaded."""
+    fits: bool
+    """Whether it could be loaded at all."""
+    named: bool
+    """Given when the server was started: such a one is not removed while it runs."""
+    removable: bool
+    architecture: str | None = None
+    quantization: str | None = None
+    parameters: int | None = None
+
+
+class SuggestedModel(msgspec.Struct):
+    name: str
+    source: str
+    good_for: str
+    bytes: int
+    need_bytes: int
+    fits: bool
+
+
+class Library(msgspec.Struct):
+    limit_bytes: int | None
+    """What all models may take together."""
+    reserved_bytes: int
+    models: list[LibraryModel]
+    suggested: list[SuggestedModel]
+
+
+@router.get("/v1/library")
+@describe("server", "The models on this machine, and which others would fit", answer=Library)
+async def library(http: HttpRequest) -> Response:
+    registry = context_of(http).registry
+    specs = [s.spec for s in await registry.standings()]
+    named = {s.name for s in registry.named}
+    models = await asyncio.to_thread(lambda: [_model(registry, s, s.name in named) for s in specs])
+    return as_json(Library(registry.limit, registry.reserved, models, _suggested(registry.limit)))
+
+
+def _model(registry: Registry, spec: ModelSpec, named: bool) -> LibraryModel:
+    try:
+        need: int | None = registry.need(spec).smallest
+        about = _described(spec.folder, (spec.folder / "config.json").stat().st_mtime)
+    except (MillraceError, OSError):
+        need, about = None, None
+    fits = need is not None and (registry.limit is None or need <= registry.limit)
+    return LibraryModel(
+        name=spec.name,
+        aliases=list(spec.aliases),
+        disk_bytes=about.bytes if about else None,
+        need_bytes=need,
+        fits=fits,
+        named=named,
+        removable=not named and _is_kept(spec.name),
+        architecture=about.architecture if about else None,
+        quantization=(about.quantization or about.dtype) if about else None,
+        parameters=about.parameters if about else None,
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _described(folder: Path, modified: float) -> store.ModelDescription:
+    return store.describe(folder)
+
+
+def _is_kept(name: str) -> bool:
+    """Whether millrace has it in a place of its own, or in the Hugging Face cache."""
+    own = store.own_folder(name) or (store.hub_folder(name) if "/" in name else None)
+    return own is not None
+
+
+def _suggested(limit: int | None) -> list[SuggestedModel]:
+    return [
+        SuggestedModel(s.name, s.source, s.good_for, s.bytes, need, limit is None or need <= limit)
+        for s in suggestions.SUGGESTIONS
+        if (need := suggestions.need(s))
+    ]

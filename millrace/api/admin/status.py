@@ -1,0 +1,111 @@
+"""What the server tells of its models and their running requests, as the wire has it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+
+from millrace.api.moments import moment
+from millrace.serving.active import Active
+from millrace.serving.adapters import ServedAdapter
+from millrace.serving.client import EngineClient
+from millrace.serving.instance import Instance
+from millrace.serving.keeper import State
+from millrace.serving.registry import Registry
+from millrace.version import __version__
+
+
+def status_of(registry: Registry) -> dict[str, Any]:
+    found = [i for i in registry.instances() if i.phase != "text"]
+    memory = {"limit": registry.limit, "reserved": registry.reserved}
+    return {"version": __version__, "memory": memory, "models": [_model(i) for i in found]}
+
+
+def running_requests(registry: Registry) -> list[dict[str, Any]]:
+    """Those of all models, oldest first."""
+    found = [
+        {"model": i.spec.name, **_request(r)}
+        for i in registry.instances()
+        for r in i.client.in_flight.values()
+    ]
+    return sorted(found, key=lambda r: -r["age_seconds"])
+
+
+def _model(instance: Instance) -> dict[str, Any]:
+    client, ready = instance.client, instance.client.ready
+    return {
+        "name": instance.spec.name,
+        "state": client.state.value,
+        "stage": "ready" if client.state is State.READY else client.stage,
+        "residency": instance.phase,
+        "pinned": instance.pinned,
+        "expires_at": moment(instance.expires),
+        "reserved_bytes": instance.reserved,
+        "leases": instance.leases,
+        "engine_pid": client.pid,
+        "restarts": client.restarts,
+        "context_window": instance.model.window if instance.model else None,
+        "device": ready.device if ready else None,
+        "dtype": ready.dtype if ready else None,
+        "weight_bytes": ready.weight_bytes if ready else None,
+        "load_seconds": ready.load_seconds if ready else None,
+        "kv_budget": ready.kv_budget if ready else None,
+        "kv_bytes_per_token": ready.kv_bytes_per_token if ready else None,
+        "device_memory": _memory(client),
+        "kv_bytes": client.metrics.held.kv_bytes,
+        "cache_bytes": client.metrics.held.cache_bytes,
+        "cache_disk_bytes": client.metrics.held.cache_disk_bytes,
+        "adapters": [_adapter(a, client) for a in client.adapters.list.all()],
+        "adapter_bytes": client.adapters.nbytes,
+        "totals": asdict(client.totals),
+        "requests": [_request(r) for r in client.in_flight.values()],
+    }
+
+
+def _adapter(adapter: ServedAdapter, client: EngineClient) -> dict[str, Any]:
+    return {
+        "name": adapter.name,
+        "path": adapter.path,
+        "loaded": client.adapters.is_loaded(adapter),
+        "rank": adapter.rank,
+        "modules": adapter.modules,
+        "requests": client.adapters.running(adapter),
+        "error": adapter.problem,
+    }
+
+
+def _memory(client: EngineClient) -> dict[str, int] | None:
+    memory, ready = client.memory, client.ready
+    if memory is None or ready is None:
+        return None
+    return msgspec.structs.asdict(memory) | {"total": ready.device_bytes}
+
+
+def _request(active: Active) -> dict[str, Any]:
+    now = time.monotonic()
+    first = active.first_token
+    generated, prompt = active.tokens_generated, active.prompt_tokens
+    return {
+        "id": active.id,
+        "phase": active.phase,
+        "prompt_tokens": prompt,
+        "cached_tokens": active.cached,
+        "cache_hit": active.hit,
+        "prefilled_tokens": prompt if first else min(prompt, active.prefilled),
+        "progress": 1.0 if first else round(min(1.0, active.prefilled / max(1, prompt)), 3),
+        "made_tokens": generated,
+        "max_tokens": active.max_tokens,
+        "age_seconds": round(now - active.arrived, 3),
+        "ttft_seconds": round(first - active.arrived, 3) if first else None,
+        "tokens_per_second": (
+            round((generated - 1) / (now - first), 2)
+            if first and generated > 1 and now > first
+            else None
+        ),
+        "resumes": active.deaths,
+        "priority": active.priority,
+        "endpoint": active.endpoint,
+    }

@@ -1,0 +1,52 @@
+"""Requests that work as they stand, for endpoints that take a body; MODEL stands for a model's name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_ASK = [{"role": "user", "content": "What is the capital of France?"}]
+_TEXTS = ["The capital of France is Paris.", "Whales are mammals."]
+_QUERY = "What is the capital of France?"
+
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"model": "MODEL", "messages": _ASK, "max_tokens": 64, "stream": True},
+    "/v1/completions": {"model": "MODEL", "prompt": "Once upon a time", "max_tokens": 32},
+    "/v1/responses": {"model": "MODEL", "input": _QUERY, "max_output_tokens": 64, "store": False},
+    "/v1/responses/input_tokens": {"model": "MODEL", "input": _QUERY},
+    "/v1/responses/compact": {"model": "MODEL", "input": _QUERY},
+    "/v1/conversations": {"metadata": {"topic": "geography"}},
+    "/v1/messages": {"model": "MODEL", "messages": _ASK, "max_tokens": 64},
+    "/v1/messages/count_tokens": {"model": "MODEL", "messages": _ASK},
+    "/generate": {"text": "Once upon a time", "sampling_params": {"max_new_tokens": 32}},
+    "/tokenize": {"model": "MODEL", "prompt": "Once upon a time"},
+    "/detokenize": {"model": "MODEL", "tokens": [1, 2, 3]},
+    "/v1/embeddings": {"model": "MODEL", "input": _TEXTS},
+    "/embed": {"inputs": _TEXTS},
+    "/rerank": {"model": "MODEL", "query": _QUERY, "documents": _TEXTS},
+    "/v1/rerank": {"model": "MODEL", "query": _QUERY, "documents": _TEXTS},
+    "/v2/rerank": {"model": "MODEL", "query": _QUERY, "documents": _TEXTS},
+    "/score": {"model": "MODEL", "text_1": _QUERY, "text_2": _TEXTS},
+    "/classify": {"model": "MODEL", "input": _TEXTS},
+    "/pooling": {"model": "MODEL", "input": _TEXTS},
+    "/api/chat": {"model": "MODEL", "messages": _ASK, "options": {"num_predict": 64}},
+    "/api/generate": {"model": "MODEL", "prompt": _QUERY, "options": {"num_predict": 64}},
+    "/api/show": {"model": "MODEL"},
+    "/api/pull": {"model": "MODEL"},
+    "/api/embed": {"model": "MODEL", "input": _TEXTS},
+    "/api/embeddings": {"model": "MODEL", "prompt": _TEXTS[0]},
+    "/v1/cache/warm": {"model": "MODEL", "prompts": ["You are a helpful assistant."]},
+    "/models/load": {"model": "MODEL"},
+    "/models/unload": {"model": "MODEL"},
+    "/v1/models/{name}/load": {"wait": False},
+    "/v1/models/{name}/unload": {"wait": False},
+    "/v1/models/{name}/pin": {"pin": True},
+    "/v1/conversations/{id}": {"metadata": {"topic": "history"}},
+    "/v1/conversations/{id}/items": {
+        "items": [{"type": "message", "role": "user", "content": _QUERY}]
+    },
+    "/abort_request": {"rid": "the-id-of-a-request"},
+}
+EXAMPLES |= {
+    f"/v1{path}": EXAMPLES[path]
+    for path in ("/tokenize", "/detokenize", "/score", "/classify", "/pooling")
+}

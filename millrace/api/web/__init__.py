@@ -1,0 +1,1 @@
+"""The page at /: its files, and how they are sent. It is a client of the API like any other."""

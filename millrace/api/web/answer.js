@@ -1,0 +1,116 @@
+// One answer: asked for, and taken in as it comes. It knows the wire and the message, and nothing of the page.
+
+import { events, get, Refused } from "./api.js";
+import { fresh, messages } from "./conversation.js";
+
+const NUMBERS = { temperature: "temperature", top_p: "top_p", top_k: "top_k", min_p: "min_p", max_tokens: "max_tokens", seed: "seed", repetition_penalty: "repetition_penalty" };
+
+export function requestOf(talk, parent, model) {
+  const { settings } = talk;
+  const body = { model, messages: messages(talk, parent), stream: true, stream_options: { include_usage: true } };
+  for (const [name, field] of Object.entries(NUMBERS)) {
+    const value = settings[name];
+    if (value !== undefined && value !== "" && Number.isFinite(Number(value))) body[field] = Number(value);
+  }
+  if (settings.thinking === "on" || settings.thinking === "off") body.enable_thinking = settings.thinking === "on";
+  if (settings.stop) body.stop = settings.stop.split("\n").filter(Boolean).slice(0, 16);
+  if (settings.tools?.trim()) body.tools = toolsIn(settings.tools);
+  return body;
+}
+
+/** The tools of a settings field; throws what is wrong with them. */
+export function toolsIn(text) {
+  let given;
+  try { given = JSON.parse(text); } catch (error) { throw new Error(`The tools are no JSON: ${error.message}`); }
+  const list = Array.isArray(given) ? given : [given];
+  return list.map((tool) => (tool?.type ? tool : { type: "function", function: tool }));
+}
+
+export class Answer {
+  /** `changed` is called whenever there is more to show. */
+  constructor(talk, node, model, changed) {
+    Object.assign(this, { talk, node, model, changed, note: "Waiting for the server" });
+    this.id = fresh("page-");
+    this.control = new AbortController();
+  }
+
+  stop() {
+    this.stopped = true;
+    this.control.abort();
+  }
+
+  async run() {
+    const { node } = this, began = performance.now();
+    let first = null, last = began;
+    const watching = setInterval(() => first === null && this.look(), 700);
+    node.meta = { model: this.model };
+    try {
+      const body = requestOf(this.talk, node.parent, this.model);
+      const options = { method: "POST", body, signal: this.control.signal, headers: { "x-request-id": this.id } };
+      for await (const group of events("/v1/chat/completions", options)) {
+        for (const { data } of group) {
+          if (data === "[DONE]") continue;
+          const chunk = JSON.parse(data);
+          if (chunk.error) throw new Refused(0, chunk.error.message, chunk.error.code);
+          if (this.take(chunk)) {
+            last = performance.now();
+            first ??= last;
+          }
+        }
+        this.changed();
+      }
+    } catch (error) {
+      if (this.stopped) node.meta.stopped = true;
+      else node.meta.error = error.message || String(error);
+    } finally {
+      clearInterval(watching);
+    }
+    const { meta } = node;
+    if (first !== null) {
+      meta.ttft = (first - began) / 1000;
+      if (meta.generated > 1 && last > first) meta.rate = ((meta.generated - 1) * 1000) / (last - first);
+    }
+    meta.seconds = (last - began) / 1000;
+    this.over = true;
+    this.changed();
+  }
+
+  /** Whether a piece of the answer was in it. */
+  take(chunk) {
+    const { node } = this;
+    if (chunk.model) node.meta.model = chunk.model;
+    if (chunk.usage) {
+      node.meta.prompt = chunk.usage.prompt_tokens;
+      node.meta.generated = chunk.usage.completion_tokens;
+      node.meta.cached = chunk.usage.prompt_tokens_details?.cached_tokens ?? 0;
+    }
+    const choice = chunk.choices?.[0];
+    if (!choice) return false;
+    if (choice.finish_reason) node.meta.finish = choice.finish_reason;
+    const { delta } = choice;
+    if (delta.content) node.content += delta.content;
+    if (delta.reasoning_content) {
+      node.reasoning = (node.reasoning ?? "") + delta.reasoning_content;
+      this.thoughtFrom ??= performance.now();
+      node.meta.thought = (performance.now() - this.thoughtFrom) / 1000;
+    }
+    for (const call of delta.tool_calls ?? []) {
+      const known = ((node.calls ??= [])[call.index] ??= { id: call.id, name: "", arguments: "" });
+      if (call.function?.name) known.name = call.function.name;
+      if (call.function?.arguments) known.arguments += call.function.arguments;
+    }
+    return Boolean(delta.content || delta.reasoning_content || delta.tool_calls);
+  }
+
+  /** Say what it waits for, when it waits long. */
+  async look() {
+    try {
+      const { running } = await get("/v1/requests?limit=0");
+      const own = running.find((r) => r.id === this.id);
+      if (!own) this.note = "Waiting for the model";
+      else if (own.phase === "queued") this.note = "Waiting for a place";
+      else this.note = `Reading the prompt, ${Math.round(own.progress * 100)} %`;
+      this.changed();
+    } catch { /* the answer itself will tell */ }
+  }
+}

@@ -1,0 +1,192 @@
+// The dashboard: what runs now, and how the last ten minutes went.
+
+import { get, follow, remove } from "./api.js";
+import { button, confirmed, el, replace, toast } from "./dom.js";
+import { bytes, clock, count, percent, rate, seconds } from "./format.js";
+import { Plot } from "./plot.js";
+import { server, watch } from "./server.js";
+
+const WINDOW = 30; // seconds over which the share of found tokens is taken
+const MOST_LINES = 400;
+
+/** Of the prompt tokens of the last seconds, the share that was found and not run. */
+function found(s, i) {
+  let cached = 0, run = 0;
+  for (let k = Math.max(0, i - WINDOW); k <= i; k++) { cached += s.cached[k]; run += s.prefilled[k]; }
+  return cached + run ? (100 * cached) / (cached + run) : 0;
+}
+
+export class Dashboard {
+  constructor() {
+    const column = (name, field) => ({ name, value: (s, i) => s[field][i] });
+    this.plots = [
+      new Plot("Tokens a second", [column("made", "generated"), column("prompts read", "prefilled")], rate),
+      new Plot("Requests", [column("answering", "running"), column("waiting", "waiting")], count),
+      new Plot("Key-value memory", [column("running", "kv_bytes"), column("prefixes kept", "cache_bytes")], bytes),
+      new Plot("Found in the prefix cache", [{ name: "of prompt tokens", value: found }], (v) => `${Math.round(v)} %`, 100),
+    ];
+    this.stats = el("div", { class: "stats" });
+    this.running = el("div", { class: "list" });
+    this.engines = el("div", { class: "list" });
+    this.ended = el("div", { class: "wide card", tabindex: "0" });
+    this.log = el("pre", { class: "log card", tabindex: "0", "aria-label": "Log" });
+    this.logging = button("Show the log", () => this.toggleLog());
+    this.lost = el("p", { class: "error", role: "alert", hidden: true, text: "The connection to the server is lost; trying again." });
+    const section = (title, ...rest) => el("section", { "aria-label": title }, el("div", { class: "lead" }, el("h2", { text: title })), ...rest);
+    this.log.hidden = true;
+    this.root = el("div", { class: "view" }, el("div", { class: "page" }, this.lost, this.stats,
+      section("Running now", this.running),
+      section("The last ten minutes", el("div", { class: "plots" }, ...this.plots.map((p) => p.root))),
+      section("Engines", this.engines),
+      section("Ended", this.ended),
+      section("Log", el("div", { class: "row" }, this.logging), this.log)));
+    this.rows = new Map();
+    this.cards = new Map();
+  }
+
+  enter() {
+    this.unwatch = watch(() => this.show());
+  }
+
+  leave() {
+    this.unwatch?.();
+    this.unlog?.();
+    this.unlog = null;
+    this.log.hidden = true;
+    this.logging.textContent = "Show the log";
+  }
+
+  key() { return false; }
+
+  show() {
+    this.lost.hidden = server.connected;
+    const { status, samples } = server;
+    if (!status) return;
+    const requests = status.models.flatMap((m) => m.requests.map((r) => ({ ...r, model: m.name })));
+    const total = (name) => status.models.reduce((sum, m) => sum + m.totals[name], 0);
+    const prompts = total("cached_tokens") + total("prefilled_tokens");
+    replace(this.stats, ...[
+      ["tokens a second", rate(samples?.generated.at(-1) ?? 0)],
+      ["requests now", count(requests.length)],
+      ["requests since the start", count(total("requests"))],
+      ["tokens made", count(total("generated_tokens"))],
+      ["prompt tokens found", percent(total("cached_tokens"), prompts)],
+      [status.memory.limit ? `of ${bytes(status.memory.limit)} reserved` : "reserved", bytes(status.memory.reserved)],
+    ].map(([name, value]) => el("div", { class: "card stat" }, el("b", { text: value }), el("span", { class: "dim", text: name }))));
+    this.showRunning(requests);
+    this.showEngines(status.models);
+    for (const plot of this.plots) plot.show(samples);
+    const ended = total("requests");
+    if (ended !== this.known) { this.known = ended; this.showEnded(); }
+  }
+
+  showRunning(requests) {
+    const seen = new Set();
+    for (const request of requests.slice(0, 100)) {
+      seen.add(request.id);
+      const row = this.rows.get(request.id) ?? this.row(request.id);
+      row.show(request);
+    }
+    for (const [id, row] of this.rows) if (!seen.has(id)) { row.root.remove(); this.rows.delete(id); }
+    this.nothing ??= el("p", { class: "empty", text: "Nothing runs. Requests appear here as they come, from this page or any client." });
+    if (!requests.length) this.running.append(this.nothing); else this.nothing.remove();
+  }
+
+  row(id) {
+    const facts = el("div", { class: "facts" }), bar = el("progress", { max: 1, "aria-label": "Prompt read" });
+    const phase = el("span", { class: "pill" });
+    const cancel = button("Cancel", async () => {
+      cancel.disabled = true;
+      try { await remove(`/v1/requests/${encodeURIComponent(id)}`); } catch (error) { if (error.status !== 404) toast(error.message, "bad"); }
+    }, { "aria-label": `Cancel ${id}` });
+    const root = el("div", { class: "card item", data: { request: id } },
+      el("div", {}, el("div", { class: "row" }, el("span", { class: "name mono", text: id }), phase), facts), el("div", { class: "row" }, cancel), el("div", { class: "whole" }, bar));
+    this.running.append(root);
+    const show = (r) => {
+      phase.textContent = { queued: "waiting", prefill: "reading the prompt", decode: "answering" }[r.phase];
+      phase.className = `pill ${r.phase === "decode" ? "good" : ""}`;
+      bar.value = r.progress;
+      bar.hidden = r.phase === "decode";
+      replace(facts, ...[
+        r.model, r.endpoint, `${count(r.prompt_tokens)} in${r.cached_tokens ? `, ${count(r.cached_tokens)} found` : ""}`,
+        r.made_tokens ? `${count(r.made_tokens)} made` : null, r.tokens_per_second ? `${rate(r.tokens_per_second)} tokens/s` : null,
+        r.ttft_seconds ? `${seconds(r.ttft_seconds)} to first` : null, seconds(r.age_seconds), r.resumes ? `resumed ${r.resumes}×` : null,
+      ].filter(Boolean).map((text) => el("span", { text })));
+    };
+    const made = { root, show };
+    this.rows.set(id, made);
+    return made;
+  }
+
+  showEngines(models) {
+    const seen = new Set(models.map((m) => m.name));
+    for (const [name, card] of this.cards) if (!seen.has(name)) { card.root.remove(); this.cards.delete(name); }
+    for (const model of models) (this.cards.get(model.name) ?? this.engine(model.name)).show(model);
+    if (!models.length) replace(this.engines, el("p", { class: "empty", text: "No model is loaded. The first request for one loads it." }));
+    else this.engines.querySelector(".empty")?.remove();
+  }
+
+  engine(name) {
+    const facts = el("div", { class: "facts" }), tree = el("div", { class: "facts" }), dot = el("span", { class: "state" }), word = el("span", { class: "dim" });
+    const kv = el("meter", { min: 0, max: 1, low: 0.8, high: 0.95, optimum: 0, "aria-label": "Key-value memory in use" });
+    const empty = button("Empty the cache", async () => {
+      if (!(await confirmed("Empty the prefix cache?", `What ${name} has kept of prompts, in memory and on disk, is dropped. Running answers go on.`, "Empty"))) return;
+      try {
+        const { dropped } = await remove(`/v1/cache?model=${encodeURIComponent(name)}`);
+        toast(`${bytes(dropped[0].memory_bytes + dropped[0].disk_bytes)} dropped.`);
+      } catch (error) { toast(error.message, "bad"); }
+    });
+    const root = el("div", { class: "card item" }, el("div", {}, el("div", { class: "row" }, dot, el("span", { class: "name", text: name }), word), facts, tree), el("div", { class: "row" }, empty), el("div", { class: "whole" }, kv));
+    this.engines.append(root);
+    const show = (m) => {
+      dot.className = `state ${m.state}`;
+      word.textContent = m.state === "ready" ? "ready" : `${m.state}: ${m.stage}`;
+      kv.value = m.kv_budget ? m.kv_bytes / m.kv_budget : 0;
+      const memory = m.device_memory;
+      replace(facts, ...[
+        m.device && `${m.device}, ${m.dtype}`, m.weight_bytes && `weights ${bytes(m.weight_bytes)}`, m.context_window && `window ${count(m.context_window)}`,
+        m.kv_budget && `key-values ${bytes(m.kv_bytes)} of ${bytes(m.kv_budget)}`, memory && `device ${bytes(memory.active)}, at most ${bytes(memory.peak)}`,
+        `restarts ${m.restarts}`, m.load_seconds && `loaded in ${seconds(m.load_seconds)}`,
+      ].filter(Boolean).map((text) => el("span", { text })));
+      replace(tree, el("span", { text: `prefixes: ${bytes(m.cache_bytes)} in memory, ${bytes(m.cache_disk_bytes)} on disk` }));
+    };
+    const made = { root, show };
+    this.cards.set(name, made);
+    return made;
+  }
+
+  async showEnded() {
+    let ended;
+    try { ({ ended } = await get("/v1/requests?limit=30")); } catch { return; }
+    if (!ended.length) { replace(this.ended, el("p", { class: "dim", text: "Nothing yet." })); return; }
+    const head = ["when", "request", "model", "outcome", "in", "found", "made", "to first", "tokens/s", "took"];
+    replace(this.ended, el("table", {}, el("thead", {}, el("tr", {}, ...head.map((text) => el("th", { text })))),
+      el("tbody", {}, ...ended.map((r) => el("tr", {}, ...[
+        clock(r.ended_at * 1000), r.id, r.model, r.outcome, count(r.prompt_tokens), count(r.cached_tokens), count(r.generated_tokens),
+        seconds(r.ttft_seconds), rate(r.tokens_per_second), seconds(r.seconds),
+      ].map((text, i) => el("td", { text, class: i === 3 && text !== "ok" ? "bad" : i === 1 ? "mono" : null })))))));
+  }
+
+  toggleLog() {
+    if (this.unlog) {
+      this.unlog();
+      this.unlog = null;
+      this.log.hidden = true;
+      this.logging.textContent = "Show the log";
+      return;
+    }
+    this.log.hidden = false;
+    this.logging.textContent = "Hide the log";
+    replace(this.log);
+    this.unlog = follow("/v1/logs/stream?tail=100", (event, line) => {
+      const near = this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < 40;
+      const { time, level, logger, message, trace, ...fields } = line;
+      const rest = Object.entries(fields).filter(([, v]) => v !== null).map(([k, v]) => `${k}=${v}`).join(" ");
+      const text = event === "gap" ? `… ${line.missed} lines missed` : `${clock(time)} ${message} ${rest}${trace ? `\n${trace}` : ""}`;
+      this.log.append(el("div", { class: level ?? "", text }));
+      while (this.log.childElementCount > MOST_LINES) this.log.firstElementChild.remove();
+      if (near) this.log.scrollTop = this.log.scrollHeight;
+    });
+  }
+}
+
