@@ -55,7 +55,8 @@ def test_a_chat_is_streamed_shown_as_markdown_and_kept(served: Server, tab: Tab)
     assert turn.locator("math").count() == 3
     assert turn.locator("table tbody tr").count() == 2
     assert "return radius" in turn.locator(".code code").inner_text()
-    assert turn.locator(".code .keyword").first.inner_text() == "def"
+    assert turn.locator(".code .keyword").all_inner_texts() == ["def", "return"]
+    assert turn.locator(".list").inner_text() == "", "no calls, no cards"
     thought = turn.locator("details.thought")
     assert not thought.get_attribute("open"), "thoughts are folded"
     assert re.search(r"to first token · .*tokens/s", turn.locator(".meta").inner_text())
@@ -302,6 +303,15 @@ def test_a_server_with_keys_asks_for_one_and_the_tab_keeps_it(guarded: Server, t
     page.wait_for_selector("#snippet code:has-text('MILLRACE_API_KEY')")
 
 
+SHOWN = {
+    "chat": ".turn.assistant math",
+    "dashboard": ".wide td",
+    "models": "[data-model]",
+    "connect": "#snippet .string",
+}
+"""What is there once a view has all it shows."""
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [WIDE, NARROW], ids=["1280", "400"])
 def test_every_view_fits_and_can_be_read(
@@ -310,13 +320,9 @@ def test_every_view_fits_and_can_be_read(
     page = tab(served, viewport=size, color_scheme=scheme).page
     ask(page, "Tell me about mills.")
     answered(page, 1)
-    for view in ("chat", "dashboard", "models", "connect"):
+    for view, content in SHOWN.items():
         page.goto(f"{served.url}/#{view}")
-        until(
-            page,
-            "v => document.querySelector(`#top nav a[href='#${v}']`).hasAttribute('aria-current')",
-            arg=view,
-        )
+        page.wait_for_selector(content)
         assert page.evaluate("checks.width()") <= size["width"], view
         assert page.evaluate("checks.unnamed()") == [], view
         assert page.evaluate("checks.faint()") == [], (view, scheme)

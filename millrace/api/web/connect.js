@@ -94,7 +94,7 @@ export class Connect {
     this.root = el("div", { class: "view" }, el("div", { class: "page" },
       el("section", { "aria-label": "Addresses" }, el("h2", { text: "Addresses" }), el("div", { class: "wide card", tabindex: "0" }, el("table", {}, el("tbody", {}, ...ADDRESSES.map(([name, path, what]) => {
         const copy = sign("copy", `Copy the address for ${name}`, () => copied(base + path, copy));
-        return el("tr", {}, el("td", { text: name }), el("td", {}, el("code", { text: base + path })), el("td", { class: "dim", text: what }), el("td", {}, copy));
+        return el("tr", {}, el("td", { text: name }), el("td", {}, el("code", { text: base + path })), el("td", { class: "dim roomy", text: what }), el("td", {}, copy));
       }))))),
       el("section", { "aria-label": "Snippets" }, el("div", { class: "lead" }, el("h2", { text: "Connect" }), this.picker), this.tabs, panel,
         el("p", { class: "dim", text: "Coding agents send prompts of 10,000 to 20,000 tokens: choose a model whose window holds them." }))));

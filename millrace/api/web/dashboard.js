@@ -93,14 +93,14 @@ export class Dashboard {
   }
 
   row(id) {
-    const facts = el("div", { class: "facts" }), bar = el("progress", { max: 1, "aria-label": "Prompt read" });
+    const facts = el("div", { class: "facts" }), bar = el("progress", { class: "whole", max: 1, "aria-label": "Prompt read" });
     const phase = el("span", { class: "pill" });
     const cancel = button("Cancel", async () => {
       cancel.disabled = true;
       try { await remove(`/v1/requests/${encodeURIComponent(id)}`); } catch (error) { if (error.status !== 404) toast(error.message, "bad"); }
     }, { "aria-label": `Cancel ${id}` });
     const root = el("div", { class: "card item", data: { request: id } },
-      el("div", {}, el("div", { class: "row" }, el("span", { class: "name mono", text: id }), phase), facts), el("div", { class: "row" }, cancel), el("div", { class: "whole" }, bar));
+      el("div", {}, el("div", { class: "row" }, el("span", { class: "name mono", text: id }), phase), facts), el("div", { class: "row" }, cancel), bar);
     this.running.append(root);
     const show = (r) => {
       phase.textContent = { queued: "waiting", prefill: "reading the prompt", decode: "answering" }[r.phase];

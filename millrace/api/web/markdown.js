@@ -77,7 +77,7 @@ function same(a, b) {
   switch (a.type) {
     case "paragraph": case "math": return a.text === b.text;
     case "heading": return a.text === b.text && a.level === b.level;
-    case "code": return a.text === b.text && a.lang === b.lang;
+    case "code": return a.text === b.text && a.lang === b.lang && a.closed === b.closed;
     case "rule": return true;
     default: return false;
   }

@@ -95,7 +95,7 @@ export class TurnView {
     const key = `${live}${found.map((c) => c.name + c.arguments).join()}${node.children.length}`;
     if (key === this.called) return;
     this.called = key;
-    const open = !live && found.length && !node.children.some((id) => this.talk.nodes[id].role === "tool");
+    const open = !live && found.length > 0 && !node.children.some((id) => this.talk.nodes[id].role === "tool");
     const fields = found.map((call) => el("textarea", { "aria-label": `Result of ${call.name}`, placeholder: "What the tool answers" }));
     replace(this.cards, ...found.map((call, i) => el("div", { class: "call" },
       el("header", {}, icon("tool"), call.name || "…"), el("pre", { tabindex: "0", text: pretty(call.arguments) }), open && fields[i])),
