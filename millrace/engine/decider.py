@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Sequence
 from typing import cast
 
 import msgspec
 
 from millrace.cache.index import PrefixIndex
 from millrace.cache.residency import Operations
+from millrace.engine.batch_memory import BatchMemory
 from millrace.engine.books import Job, Phase, Seat
 from millrace.engine.cache_use import CacheUse
 from millrace.engine.latency_model import LatencyModel
 from millrace.engine.learning import Learning
-from millrace.engine.memory import NOTHING, Budget
+from millrace.engine.memory import Budget
 from millrace.engine.pictures import Pictures
 from millrace.engine.prompts import Prompts
 from millrace.engine.quarantine import Quarantine
@@ -109,7 +111,7 @@ class Decider:
         self._turns = itertools.count(1)
         self._draft = Draft(Turn(0))
         self._running: list[Seat] = []
-        self._size = NOTHING
+        self._memory = BatchMemory(budget)
         self._drawn = False
         """There are draws that nobody has read."""
         self.again: float | None = None
@@ -135,7 +137,7 @@ class Decider:
     def held(self) -> int:
         """Bytes of key-value state that there should be."""
         prompts = sum(self._budget.row(j.length) for j in self._scheduler.coming)
-        return self._budget.rectangle(self._size, len(self._running)) + prompts
+        return self._budget.rectangle(self._memory.size, len(self._running)) + prompts
 
     @property
     def longest(self) -> int:
@@ -169,7 +171,7 @@ class Decider:
                 for j in self._scheduler.jobs()
             ],
             sorted(self._requests.seats),
-            self._size,
+            self._memory.size,
         )
 
     # The decision
@@ -186,8 +188,10 @@ class Decider:
         draft.turn.wanted = self._pictures.plan(seeing, draft.out)
         self._leave()
         self._scheduler.open(self._running, self._draft.now)
-        for job in self._scheduler.joining(self._running, self._draft.now):
-            self._join(job)
+        if jobs := self._scheduler.joining(self._running, self._draft.now):
+            self._reserve(jobs)
+            for job in jobs:
+                self._join(job)
         self._step()
         self._next_chunk()
         if self._cache is not None:
@@ -238,7 +242,8 @@ class Decider:
 
     def _step_fault(self, text: str) -> None:
         """The batch is lost: its rows go again, and whose fault it was is traced."""
-        seats, self._running, self._size = self._running, [], NOTHING
+        seats, self._running = self._running, []
+        self._memory.clear()
         self._drawn = False
         alive = [s for s in seats if s.phase is Phase.RUNNING]
         for seat in seats:
@@ -293,7 +298,7 @@ class Decider:
         for seat in gone:
             self._left(seat)
         if not self._running:
-            self._size = NOTHING
+            self._memory.clear()
 
     def _left(self, seat: Seat) -> None:
         if seat.phase is Phase.ENDED:
@@ -322,22 +327,21 @@ class Decider:
         return [], [*leaving, seat]
 
     def _join(self, job: Job) -> None:
-        self._reserve(job)
         self._draft.out.append(Join(job.number, [s.number for s in job.seats]))
         for seat in job.seats:
             seat.phase, seat.held = Phase.RUNNING, job.length - 1
         self._running += job.seats
 
-    def _reserve(self, job: Job | None = None, more: int = 1) -> None:
+    def _reserve(self, joining: Sequence[Job] = (), more: int = 1) -> None:
         """Have memory for the rows that run, those that join, and so many more tokens of each."""
         lengths = [s.held for s in self._running]
-        if job is not None:
+        for job in joining:
             lengths += [job.length - 1] * job.width
-        others = sum(self._budget.row(j.length) for j in self._scheduler.coming)
-        width = max(lengths) + more
-        size = self._budget.size(self._size, len(lengths), width, others)
-        if size != self._size:
-            self._size = size
+        # Until a prompt has joined, it has its own.
+        others = sum(self._budget.row(j.length) for j in (*self._scheduler.coming, *joining[1:]))
+        width, turn = max(lengths) + more, self._draft.turn.number
+        if self._memory.have(len(lengths), width, others, turn):
+            size = self._memory.size
             self._draft.out.append(Reserve(size.slots, size.width))
 
     def _step(self) -> None:

@@ -19,8 +19,11 @@ from millrace.cache.state import KVSegment, Layout, StateCheckpoint, checkpoint_
 from millrace.engine.measure import cost_of
 from millrace.engine.memory import NOTHING, Rectangle, StateCost
 from millrace.engine.shapes import Shapes
-from millrace.engine.slots import LayerShape, Positions, SlotKVCache
+from millrace.engine.slots import LayerShape, Move, Positions, SlotKVCache
 from millrace.models.adapters.slots import slots_of
+
+_HELD_TWICE = 1 << 21
+"""Bytes of state from which on those that move are waited for, so that no more is held twice."""
 
 ForwardPass = Callable[[Any, mx.array, list[Any]], mx.array]
 """Runs a chunk of tokens through a model on top of caches; returns its logits."""
@@ -70,6 +73,9 @@ class Runner:
         """The batch's memory is not as large yet as it was told to be."""
         self.row_adapters: list[int] = []
         """The rows' adapters, by slot."""
+        self._copying: list[SlotKVCache] = []
+        """Layers that a row has joined, if only by word."""
+        self._copied = 0
         self._deltas: list[int] = []
         """What the rows' positions differ by from their places, since pictures stand before them."""
 
@@ -223,14 +229,14 @@ class Runner:
                 if self.unsettled:
                     mine.resize(self._size, first)
                 mine.join(first, theirs, copies)
-                if self._at_once:
-                    mx.eval(mine.state)
+                self._moving(mine, int(theirs.nbytes))
                 continue
             merged = theirs.merge([theirs] * copies)
             if mine is None:
                 self._batch[i] = merged
             else:
                 mine.extend(merged)
+        self._moved()
         self.unsettled = False
         self._positions.lens += [length] * copies
         self.row_adapters += [adapter] * copies
@@ -245,18 +251,48 @@ class Runner:
         self.settle()
         self._positions.moved += 1
         index = mx.array(order, mx.int32)
-        moves = [(source, target, lens[source]) for target, source in enumerate(order)]
-        moves = [move for move in moves if move[0] != move[1] and move[2]]
+        moves = [Move(source, target, lens[source]) for target, source in enumerate(order)]
+        moves = [move for move in moves if move.source != move.target and move.length]
+        slots = [cache for cache in self._batch if isinstance(cache, SlotKVCache)]
+        if moves:
+            self._move(slots, moves)
         for cache in self._batch:
-            if isinstance(cache, SlotKVCache):
-                cache.move(moves, at_once=self._at_once)
-                if self._at_once:
-                    mx.eval(cache.state)
-            else:
+            if not isinstance(cache, SlotKVCache):
                 cache.filter(index)
         self._positions.lens = [lens[i] for i in order]
         self.row_adapters = [self.row_adapters[i] for i in order]
         self._deltas = [self._deltas[i] for i in order]
+
+    def _move(self, slots: list[SlotKVCache], moves: list[Move]) -> None:
+        """Copy rows to other slots, of as many layers at a time as may be held twice."""
+        taken: list[tuple[SlotKVCache, list[mx.array]]] = []
+        held = 0
+        for place, cache in enumerate(slots):
+            rows = cache.taken(moves)
+            taken.append((cache, rows))
+            held += sum(row.nbytes for row in rows)
+            if held < _HELD_TWICE and place + 1 < len(slots):
+                continue
+            if self._at_once:
+                mx.eval([rows for _, rows in taken])
+            for there, rows in taken:
+                there.put(moves, rows)
+            if self._at_once:
+                mx.eval([there.state for there, _ in taken])
+            taken, held = [], 0
+
+    def _moving(self, cache: SlotKVCache, nbytes: int) -> None:
+        """So much of a layer's state is being copied, and held twice until that is done."""
+        if self._at_once:
+            self._copying.append(cache)
+            self._copied += nbytes
+            if self._copied >= _HELD_TWICE:
+                self._moved()
+
+    def _moved(self) -> None:
+        if self._copying:
+            mx.eval([cache.state for cache in self._copying])
+        self._copying, self._copied = [], 0
 
     def empty(self) -> None:
         """Let go of the batch and its memory."""

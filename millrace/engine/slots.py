@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
@@ -140,6 +140,15 @@ class LayerShape:
         return wide
 
 
+class Move(NamedTuple):
+    """A row goes from one slot to another; none comes from where one goes."""
+
+    source: int
+    target: int
+    length: int
+    """How many of its tokens."""
+
+
 class SlotKVCache:
     """One layer's keys and values for all rows of the batch."""
 
@@ -217,22 +226,22 @@ class SlotKVCache:
         self.keys[first : first + copies, :, :length] = row.keys[..., :length, :]
         self.values[first : first + copies, :, :length] = row.values[..., :length, :]
 
-    def move(self, moves: Sequence[tuple[int, int, int]], *, at_once: bool) -> None:
-        """Copy rows from one slot to another, so many tokens of each; none comes from where one goes.
+    def taken(self, moves: Sequence[Move]) -> list[mx.array]:
+        """Copies of the rows that are to move.
 
-        They are copied out first, and not looked at where they are: whatever is written into memory that
+        They are copied out and not looked at where they are: whatever is written into memory that
         something else looks at makes a copy of it all.
         """
         assert self.keys is not None and self.values is not None
-        rows = [
-            (target, length, *(_copied(a, source, length) for a in (self.keys, self.values)))
-            for source, target, length in moves
-        ]
-        if at_once:
-            mx.eval(rows)
-        for target, length, keys, values in rows:
-            self.keys[target : target + 1, :, :length] = keys
-            self.values[target : target + 1, :, :length] = values
+        return [_copied(a, move) for move in moves for a in (self.keys, self.values)]
+
+    def put(self, moves: Sequence[Move], rows: Sequence[mx.array]) -> None:
+        """Write rows that were taken to where they go."""
+        assert self.keys is not None and self.values is not None
+        for place, move in enumerate(moves):
+            at = slice(move.target, move.target + 1)
+            self.keys[at, :, : move.length] = rows[2 * place]
+            self.values[at, :, : move.length] = rows[2 * place + 1]
 
     def view(self, row: int, length: int) -> KVCache:
         """One row as an ordinary cache, which holds on to the whole batch's memory."""
@@ -254,8 +263,8 @@ class SlotKVCache:
         return int(self.keys.nbytes + self.values.nbytes)
 
 
-def _copied(array: mx.array, row: int, length: int) -> mx.array:
-    return mx.take(array[:, :, :length], mx.array([row], mx.int32), axis=0)
+def _copied(array: mx.array, move: Move) -> mx.array:
+    return mx.take(array[:, :, : move.length], mx.array([move.source], mx.int32), axis=0)
 
 
 def _refilled(new: mx.array, old: mx.array | None, rows: int, width: int) -> mx.array:
