@@ -6,6 +6,8 @@ from millrace.engine.memory import NOTHING, Budget
 
 PATIENCE = 100
 """Turns for which it may be larger than is wanted, as long as nobody else needs it."""
+EARLY = 64
+"""Tokens before it must be wider that it is told to become so: that can be done bit by bit."""
 
 
 class BatchMemory:
@@ -18,9 +20,17 @@ class BatchMemory:
     def clear(self) -> None:
         self.size, self._too_large_since = NOTHING, None
 
-    def have(self, rows: int, width: int, others: int, turn: int) -> bool:
-        """Have room for so many rows of so many tokens beside the `others`; says whether it changes."""
+    def have(self, rows: int, width: int, reach: int, others: int, turn: int) -> bool:
+        """Have room for so many rows of so many tokens beside the `others`; says whether it changes.
+
+        `reach` is how many tokens the longest of them may come to have.
+        """
         size = self._budget.size(self.size, rows, width, others)
+        early = min(width + EARLY, reach)
+        if size == self.size and early > size.width:
+            wider = self._budget.size(size, rows, early, others)
+            if self._budget.rectangle(wider, rows) + others <= self._budget.limit:
+                size = wider
         if size.area >= self.size.area or not self.size.holds(rows, width):
             self._too_large_since = None
         elif self._patient(rows, others, turn):

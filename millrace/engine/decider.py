@@ -340,7 +340,8 @@ class Decider:
         # Until a prompt has joined, it has its own.
         others = sum(self._budget.row(j.length) for j in (*self._scheduler.coming, *joining[1:]))
         width, turn = max(lengths) + more, self._draft.turn.number
-        if self._memory.have(len(lengths), width, others, turn):
+        reach = max((s.held + s.left for s in self._running), default=0)
+        if self._memory.have(len(lengths), width, reach, others, turn):
             size = self._memory.size
             self._draft.out.append(Reserve(size.slots, size.width))
 

@@ -133,7 +133,7 @@ class Executor:
         for operation in turn.operations:
             self._carry_out(operation)
         if self._runner.unsettled:
-            self._in_step(self._runner.settle)
+            self._in_step(lambda: self._runner.settle(1))
         if not self._outcome.rows:
             self._last_read = None
         return self._outcome

@@ -22,6 +22,8 @@ from millrace.engine.shapes import Shapes
 from millrace.engine.slots import LayerShape, Move, Positions, SlotKVCache
 from millrace.models.adapters.slots import slots_of
 
+_PARTS = 16
+"""Into so many parts the work is cut when a batch's memory becomes wider before it must be."""
 _HELD_TWICE = 1 << 21
 """Bytes of state from which on those that move are waited for, so that no more is held twice."""
 
@@ -207,12 +209,29 @@ class Runner:
         self._size = size
         self.unsettled = True
 
-    def settle(self) -> None:
-        if self.unsettled:
-            self.unsettled = False
-            for cache in self._batch:
-                if isinstance(cache, SlotKVCache):
-                    cache.resize(self._size, len(self))
+    def settle(self, tokens: int = 0) -> None:
+        """Have as much memory as was told, for so many more tokens of each row at least.
+
+        What the next tokens do not need yet may come some layers at a time, from step to step, so that
+        no step waits for the whole batch to be copied.
+        """
+        if not self.unsettled:
+            return
+        slots = [cache for cache in self._batch if isinstance(cache, SlotKVCache)]
+        rows, width = len(self), max(self._positions.lens, default=0) + tokens
+        late = [cache for cache in slots if cache.size != self._size]
+        for_now = late
+        if (
+            tokens
+            and rows
+            and self._at_once
+            and all(_may_wait(c.size, self._size, width) for c in late)
+        ):
+            for_now = late[: -(-len(slots) // _PARTS)]
+        for cache in for_now:
+            cache.resize(self._size, rows)
+        self._positions.moved += 1
+        self.unsettled = len(for_now) < len(late)
 
     def join(self, job: int, copies: int, length: int, adapter: int = 0, delta: int = 0) -> None:
         """Add so many rows that go on from a prompt's state after `length` tokens, whose positions are
@@ -226,7 +245,7 @@ class Runner:
             # A layer's own state is let go of as soon as the batch has it, and not held until all have.
             theirs, caches[i] = caches[i], None
             if isinstance(mine, SlotKVCache):
-                if self.unsettled:
+                if self.unsettled and mine.size != self._size:
                     mine.resize(self._size, first)
                 mine.join(first, theirs, copies)
                 self._moving(mine, int(theirs.nbytes))
@@ -305,7 +324,7 @@ class Runner:
 
         Of one token each, the state advances with the launch; of several, `advance` says how far.
         """
-        self.settle()
+        self.settle(inputs.shape[1])
         positions, rows = self._positions, inputs.shape[0]
         positions.begin(inputs.shape[1], self._size.slots if self.trimmable else None)
         if positions.rows > rows:
@@ -364,6 +383,11 @@ class RowState(PromptState):
     def checkpoint(self) -> StateCheckpoint:
         alone = {i: self._batch[i].extract(self._row) for i in self._layout.rest}
         return checkpoint_of(self._layout, alone)
+
+
+def _may_wait(now: Rectangle, told: Rectangle, width: int) -> bool:
+    """Whether a layer's memory is enough for rows of this width, and to become larger for longer ones."""
+    return now.slots == told.slots and width <= now.width < told.width
 
 
 def _cut(shared: KVCache, row: int, length: int) -> KVCache:

@@ -268,7 +268,7 @@ def _tokens_at_once(group: int, tokens: int, threads: int) -> int:
 def _note_memory(tables: Tables, cache: list[Any], rows: int) -> int:
     """Note where each row's keys and values lie; returns how many tokens there is room for."""
     numbers = np.arange(rows)
-    width = 0
+    widths: list[int] = []
     for number, layer in enumerate(cache):
         for name, table in (("keys", tables.keys), ("values", tables.values)):
             seen = np.array(getattr(layer, name), copy=False)
@@ -278,9 +278,8 @@ def _note_memory(tables: Tables, cache: list[Any], rows: int) -> int:
                 setattr(layer, name, whole)
                 seen = np.array(whole, copy=False)
             table[number, :rows] = seen.ctypes.data + numbers * seen.strides[0]
-        if number == 0:
-            tables.strides[:rows] = seen.strides[1]
-            width = seen.shape[2]
-        if seen.shape[0] < rows or seen.shape[2] != width:
-            raise ValueError("Layers have memory of different sizes.")
-    return width
+        tables.strides[number, :rows] = seen.strides[1]
+        if seen.shape[0] < rows:
+            raise ValueError(f"A layer has memory for {seen.shape[0]} of {rows} rows.")
+        widths.append(seen.shape[2])
+    return min(widths)

@@ -51,7 +51,7 @@ class Tables:
         """The tokens that have an adapter."""
         self.keys = aligned((layers, rows), np.int64)
         self.values = aligned((layers, rows), np.int64)
-        self.strides = aligned((rows,), np.int64)
+        self.strides = aligned((layers, rows), np.int64)
         self.items = aligned((items, len(attention.ITEM)), np.int64)
         self.merges = aligned((items, len(attention.ITEM)), np.int64)
 
@@ -276,7 +276,7 @@ class Writer:
             "rows": at(tables.rows),
             "keys": at(tables.keys[number]),
             "values": at(tables.values[number]),
-            "strides": at(tables.strides),
+            "strides": at(tables.strides[number]),
         }
         self._stage(library.shared().address["headed"], tokens, fields, stages.HEADS)
 
@@ -287,7 +287,7 @@ class Writer:
             **rows_of("x", buffers.heads),
             "keys": at(tables.keys[number]),
             "values": at(tables.values[number]),
-            "strides": at(tables.strides),
+            "strides": at(tables.strides[number]),
             "size": plan.head_size // 16,
             "group": plan.queries // plan.heads,
             "window": layer.window,

@@ -65,6 +65,26 @@ def test_growing_and_shrinking_hold_one_layer_twice(runner: Runner) -> None:
     assert runner.nbytes == whole and _keys(runner, 5) == kept
 
 
+def test_memory_that_is_not_needed_yet_comes_some_layers_at_a_time(runner: Runner) -> None:
+    kept, widths = _keys(runner, 5), []
+    runner.reserve(Rectangle(8, 2 * ROW))
+    for _ in range(LAYERS):
+        runner.step(mx.zeros((8, 1), mx.int32))
+        widths.append([cache.size.width for cache in runner._batch])
+    assert [w.count(2 * ROW) for w in widths] == list(range(1, LAYERS + 1))
+    assert not runner.unsettled and _keys(runner, 5) == kept
+
+
+def test_memory_that_is_needed_comes_at_once(runner: Runner) -> None:
+    kept = _keys(runner, 5)
+    runner.reserve(Rectangle(8, 2 * ROW))
+    runner.step(mx.zeros((8, 101), mx.int32))
+    assert not runner.unsettled and _keys(runner, 5) == kept
+    runner.reserve(Rectangle(9, 2 * ROW))
+    runner.step(mx.zeros((8, 1), mx.int32))
+    assert not runner.unsettled and _keys(runner, 5) == kept
+
+
 def test_rows_that_move_into_holes_copy_themselves_only(runner: Runner) -> None:
     whole, kept = runner.nbytes, [_keys(runner, row) for row in range(8)]
     moved = _beside(runner, lambda: runner.keep_rows([0, 7, 2, 3, 6, 5]))
