@@ -8,6 +8,7 @@ from typing import Annotated, get_args
 
 import typer
 
+from millrace.cli.panels import add_in_panels
 from millrace.cli.settings import tables_of, use_file
 from millrace.config import EngineConfig, Isolation, LogFormat, ServeConfig, SmgEngine, Weights
 
@@ -396,5 +397,4 @@ def serve(
 
 
 def register(app: typer.Typer) -> None:
-    # Every option can stand in the environment: MILLRACE_PORT is --port.
-    app.command(context_settings={"auto_envvar_prefix": "MILLRACE"})(serve)
+    add_in_panels(app, serve)

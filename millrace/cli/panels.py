@@ -1,0 +1,45 @@
+"""The options of `serve` in groups, as `--help` shows them. It knows their names and no option itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import get_type_hints
+
+import typer
+from typer.models import OptionInfo
+
+_EPILOG = (
+    "Every option can stand in millrace.toml under its name, and in the environment: MILLRACE_PORT "
+    "is --port."
+)
+PANELS = {
+    "Models": "config_ name alias only on_demand model_dir memory pin ttl max_waiting weights context "
+    "trust_remote_code tool_format reasoning_format",
+    "Where it listens": "host port max_body keep_alive reader_timeout drain_timeout cors_origin",
+    "Who may ask, and how much": "api_key api_key_file rate_requests rate_tokens max_queue",
+    "How it answers where a request says nothing": "temperature top_p top_k min_p repetition_penalty "
+    "presence_penalty frequency_penalty max_tokens",
+    "Batch and memory": "max_running kv_memory max_stall prefill_chunk speculate",
+    "Prefix cache": "cache cache_memory cache_disk cache_dir cache_quant cache_isolation "
+    "checkpoint_every warm strip_volatile",
+    "Adapters": "lora lora_dir lora_memory",
+    "Pictures": "remote_media allow_local_media max_pictures",
+    "Embeddings and ranking": "embed rerank pooling",
+    "Stored responses": "store store_days",
+    "Behind a gateway": "smg smg_engine",
+    "Log": "log_level log_format",
+}
+
+
+def add_in_panels(app: typer.Typer, command: Callable[..., None]) -> None:
+    """Add the command, whose options know the group they are shown in and stand in the environment, too."""
+    panels = {name: title for title, names in PANELS.items() for name in names.split()}
+    hints = get_type_hints(command, include_extras=True)
+    for name, hint in hints.items():
+        for note in getattr(hint, "__metadata__", ()):
+            if isinstance(note, OptionInfo):
+                note.rich_help_panel = panels[name]
+                note.show_envvar = False  # all have one alike, which is said once
+    command.__annotations__ = hints
+    settings = {"auto_envvar_prefix": "MILLRACE"}
+    app.command(context_settings=settings, epilog=_EPILOG)(command)
