@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sys
 from typing import TYPE_CHECKING
 
@@ -95,7 +96,7 @@ async def run(config: ServeConfig, catalogue: Catalogue, first: list[ModelSpec])
 
         def ready() -> None:
             telling.cancel()
-            _welcome(names, address, config, warning, encodes)
+            _welcome(names, address, config, warning, encodes, _facts(registry))
 
         await serve(context, listener, ready, beside)
     finally:
@@ -153,12 +154,34 @@ def _exposed(address: str, config: ServeConfig) -> str | None:
     return text
 
 
+def _facts(registry: Registry) -> list[str]:
+    """What each model that was loaded runs on, and what it has."""
+    from millrace.models.footprint import in_words
+
+    lines = []
+    for instance in registry.instances():
+        ready, model = instance.client.ready, instance.model
+        if ready is not None and model is not None:
+            window = f"window {model.window:,} tokens"
+            memory = (
+                f"weights {in_words(ready.weight_bytes)}, {in_words(ready.kv_budget)} for state"
+            )
+            lines.append(f"{instance.spec.name}: {ready.device}, {ready.dtype}, {window}, {memory}")
+    return lines
+
+
+def _command() -> str:
+    """How the command is called here, so that what is shown works as it is printed."""
+    return "millrace" if shutil.which("millrace") else f"{sys.executable} -m millrace"
+
+
 def _welcome(
     names: list[str],
     address: tuple[str, int],
     config: ServeConfig,
     warning: str | None,
     encodes: bool,
+    facts: list[str],
 ) -> None:
     from rich.console import Console
 
@@ -166,7 +189,10 @@ def _welcome(
     base = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     out = Console(highlight=False)
     served = " and ".join(names) or "models on demand"
-    out.print(f"\n[bold green]millrace[/] serves [bold]{served}[/] at [bold]{base}[/]\n")
+    out.print(f"\n[bold green]millrace[/] serves [bold]{served}[/] at [bold]{base}[/]")
+    for line in facts:
+        out.print(f"  {line}", markup=False)
+    out.print()
     if warning:
         out.print(f"[bold red]Warning:[/] {warning}\n", soft_wrap=True)
     asked = "" if len(names) == 1 else f'"model": "{names[0] if names else "NAME"}", '
@@ -189,7 +215,7 @@ def _welcome(
     )
     option = " --api-key KEY" if config.api_keys else ""
     if not encodes:
-        out.print(f"  millrace chat --url {base}{option}", markup=False)
+        out.print(f"  {_command()} chat --url {base}{option}", markup=False)
     out.print(
         f"  {base}/ in a browser: chat, dashboard, models; {base}/docs: the API\n", markup=False
     )

@@ -68,7 +68,7 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
-def until(page: Page, expression: str, arg: Any = None, seconds: float = 20) -> None:
+def until(page: Page, expression: str, arg: Any = None, seconds: float = 60) -> None:
     """Wait until an expression is true; Playwright's own way runs text in the page, which forbids it."""
     deadline = time.monotonic() + seconds
     while not page.evaluate(expression, arg):
@@ -116,7 +116,7 @@ def tab(browser: Browser) -> Iterator[Callable[..., Watched]]:
     def open(server: Server, view: str = "chat", **options: Any) -> Watched:
         wanted = {"viewport": WIDE, "color_scheme": "light"} | options
         context = browser.new_context(**wanted)
-        context.set_default_timeout(20_000)
+        context.set_default_timeout(60_000)
         context.add_init_script(path=CHECKS)
         watched = Watched(context.new_page(), server.url)
         opened.append((context, watched))

@@ -1,7 +1,7 @@
 // The chat: a conversation, and where the next message is written.
 
-import { announce, button, dialog, el, icon, replace, sign, toast } from "./dom.js";
-import { count, percent } from "./format.js";
+import { announce, button, dialog, el, gauge, icon, replace, sign, toast } from "./dom.js";
+import { count } from "./format.js";
 import { Answer } from "./answer.js";
 import { attachments, shownFile } from "./attach.js";
 import * as tree from "./conversation.js";
@@ -36,7 +36,7 @@ export class Chat {
     this.field = el("textarea", { rows: 1, placeholder: "Ask something", "aria-label": "Message", on: { keydown: (e) => this.typed(e), input: () => this.meter(), paste: (e) => this.pasted(e) } });
     this.shelf = el("div", { class: "files" });
     this.chooser = el("input", { type: "file", multiple: true, hidden: true, on: { change: () => this.attach(this.chooser.files) } });
-    this.gauge = el("meter", { min: 0, low: 0.7, high: 0.9, optimum: 0, max: 1, value: 0, "aria-label": "Context used" });
+    this.gauge = gauge("Context used");
     this.used = el("span", { class: "figures" });
     this.go = el("button", { class: "round", type: "submit", "aria-label": "Send", title: "Send (Enter)" }, icon("send"));
     this.form = el("form", { on: { submit: (e) => { e.preventDefault(); this.submit(); } } },
@@ -146,9 +146,8 @@ export class Chat {
     const last = tree.path(this.talk).findLast((n) => n.meta?.prompt);
     const told = last ? last.meta.prompt + (last.meta.generated ?? 0) : 0;
     const draft = Math.ceil((this.field.value.length + this.files.reduce((n, f) => n + (f.text?.length ?? 0), 0)) / 4);
-    this.gauge.value = window ? Math.min(1, (told + draft) / window) : 0;
+    this.gauge.show(window ? (told + draft) / window : 0);
     this.used.textContent = window ? `${draft ? "~" : ""}${count(told + draft)} of ${count(window)}` : "";
-    this.gauge.title = percent(told + draft, window);
   }
 
   typed(event) {

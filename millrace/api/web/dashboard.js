@@ -1,7 +1,7 @@
 // The dashboard: what runs now, and how the last ten minutes went.
 
 import { get, follow, remove } from "./api.js";
-import { button, confirmed, el, replace, toast } from "./dom.js";
+import { button, confirmed, el, gauge, replace, toast } from "./dom.js";
 import { bytes, clock, count, percent, rate, seconds } from "./format.js";
 import { Plot } from "./plot.js";
 import { server, watch } from "./server.js";
@@ -128,7 +128,7 @@ export class Dashboard {
 
   engine(name) {
     const facts = el("div", { class: "facts" }), tree = el("div", { class: "facts" }), dot = el("span", { class: "state" }), word = el("span", { class: "dim" });
-    const kv = el("meter", { min: 0, max: 1, low: 0.8, high: 0.95, optimum: 0, "aria-label": "Key-value memory in use" });
+    const kv = gauge("Key-value memory in use");
     const empty = button("Empty the cache", async () => {
       if (!(await confirmed("Empty the prefix cache?", `What ${name} has kept of prompts, in memory and on disk, is dropped. Running answers go on.`, "Empty"))) return;
       try {
@@ -141,7 +141,7 @@ export class Dashboard {
     const show = (m) => {
       dot.className = `state ${m.state}`;
       word.textContent = m.state === "ready" ? "ready" : `${m.state}: ${m.stage}`;
-      kv.value = m.kv_budget ? m.kv_bytes / m.kv_budget : 0;
+      kv.show(m.kv_budget ? m.kv_bytes / m.kv_budget : 0);
       const memory = m.device_memory;
       replace(facts, ...[
         m.device && `${m.device}, ${m.dtype}`, m.weight_bytes && `weights ${bytes(m.weight_bytes)}`, m.context_window && `window ${count(m.context_window)}`,

@@ -66,6 +66,19 @@ export function replace(node, ...children) {
   return node;
 }
 
+/** A bar that is filled to some share; `show` sets it, and turns it into a warning when little is left. */
+export function gauge(label) {
+  const filled = el("i"), root = el("div", { class: "gauge", role: "meter", "aria-label": label, "aria-valuemin": "0", "aria-valuemax": "100" }, filled);
+  root.show = (share) => {
+    const percent = Math.round(100 * Math.min(1, Math.max(0, share || 0)));
+    root.setAttribute("aria-valuenow", percent);
+    filled.style.width = `${percent}%`;
+    filled.className = percent > 95 ? "full" : percent > 80 ? "high" : "";
+    return root;
+  };
+  return root.show(0);
+}
+
 /** Say something to screen readers, without showing it. */
 export function announce(text) {
   document.getElementById("said").textContent = text;

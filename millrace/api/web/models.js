@@ -1,8 +1,8 @@
 // The models: what is here, what is loaded, what could be, and what would fit.
 
 import { get, objects, post, remove } from "./api.js";
-import { button, confirmed, el, replace, toast } from "./dom.js";
-import { bytes, count, day, percent } from "./format.js";
+import { button, confirmed, el, gauge, replace, toast } from "./dom.js";
+import { bytes, count, day } from "./format.js";
 import { refreshModels, server, watch } from "./server.js";
 
 const STATES = { loaded: "loaded", loading: "loading", unloaded: "on disk", failed: "failed" };
@@ -52,7 +52,7 @@ export class Models {
     const { limit_bytes: limit, models } = this.library;
     const reserved = server.status?.memory.reserved ?? this.library.reserved_bytes;
     replace(this.room, el("div", { class: "lead" }, el("h2", { text: "Memory" }), el("span", { class: "dim figures", text: limit ? `${bytes(reserved)} of ${bytes(limit)} reserved, ${bytes(Math.max(0, limit - reserved))} free` : `${bytes(reserved)} reserved` })),
-      limit && el("meter", { min: 0, max: limit, low: limit * 0.8, high: limit * 0.97, optimum: 0, value: reserved, "aria-label": `Memory reserved: ${percent(reserved, limit)}` }));
+      limit && gauge("Memory reserved").show(reserved / limit));
     const cards = models.map((about) => [about, server.models.find((m) => m.id === about.name)]).filter(([, card]) => card);
     const order = { loading: 0, loaded: 1, failed: 2, unloaded: 3 };
     cards.sort(([, a], [, b]) => order[a.state] - order[b.state]);
