@@ -22,6 +22,7 @@ from millrace.cli.conversation import (
     Reply,
     ReplyUsage,
     SavedConversation,
+    data_uri,
     figures,
     printable,
 )
@@ -324,6 +325,13 @@ class Terminal:
                 case "model":
                     self.server.model = reply.argument or self.server.model
                     self._say(f"{self.server.model} (served: {', '.join(self.server.models())})")
+                case "image":
+                    path = Path(reply.argument).expanduser()
+                    if (picture := data_uri(path.read_bytes())) is None:
+                        self._say(f"{path} is no PNG, JPEG, WebP or GIF.")
+                    else:
+                        self.conversation.images.append(picture)
+                        self._say(f"{path.name} goes with your next question.")
                 case "tokens":
                     prompt, generated = self.used.prompt_tokens, self.used.completion_tokens
                     self._say(f"{prompt} tokens read and {generated} made in this session.")

@@ -5,6 +5,7 @@ Pure: nothing here reads, prints or connects.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -16,7 +17,8 @@ HELP = """\
 /temp X         temperature                    /save FILE     write the conversation to a file
 /top_p X        nucleus sampling               /load FILE     read one back
 /max N          most tokens in an answer       /tokens        tokens used so far
-/model [NAME]   show or choose the model       /quit          leave (or Ctrl-D)
+/model [NAME]   show or choose the model       /image FILE    a picture for the next question
+/quit           leave (or Ctrl-D)
 Ctrl-C stops an answer and keeps its text. A line that ends with \\ goes on in the next one.
 /system, /temp, /top_p and /max alone go back to the server's own."""
 
@@ -30,13 +32,22 @@ _NUMBERS: dict[str, tuple[str, type[int] | type[float], float, float]] = {
 class SavedMessage(msgspec.Struct):
     role: Literal["user", "assistant"]
     content: str
+    images: list[str] = []
+    """Pictures that go with it, as data URIs."""
+
+    def spoken(self) -> dict[str, Any]:
+        """As the server is sent it."""
+        if not self.images:
+            return {"role": self.role, "content": self.content}
+        shown = [{"type": "image_url", "image_url": {"url": image}} for image in self.images]
+        return {"role": self.role, "content": [*shown, {"type": "text", "text": self.content}]}
 
 
 class Reply(msgspec.Struct, frozen=True):
     """What a command wants: a line on the terminal, and perhaps something done."""
 
     text: str = ""
-    action: Literal["none", "ask", "save", "load", "model", "tokens", "quit"] = "none"
+    action: Literal["none", "ask", "save", "load", "model", "image", "tokens", "quit"] = "none"
     argument: str = ""
 
 
@@ -48,12 +59,15 @@ class SavedConversation(msgspec.Struct):
     top_p: float | None = None
     max_tokens: int | None = None
     messages: list[SavedMessage] = []
+    images: list[str] = []
+    """Pictures for the question that comes next."""
 
     def ask(self, text: str) -> None:
         """Add a question, in place of one that never got an answer."""
         if self.messages and self.messages[-1].role == "user":
             self.messages.pop()
-        self.messages.append(SavedMessage("user", text))
+        self.messages.append(SavedMessage("user", text, self.images))
+        self.images = []
 
     def answer(self, text: str) -> None:
         self.messages.append(SavedMessage("assistant", text))
@@ -68,7 +82,7 @@ class SavedConversation(msgspec.Struct):
             "max_tokens": self.max_tokens,
         }
         return {k: v for k, v in body.items() if v is not None} | {
-            "messages": [*system, *(msgspec.to_builtins(m) for m in self.messages)],
+            "messages": [*system, *(m.spoken() for m in self.messages)],
             "stream": True,
             "stream_options": {"include_usage": True},
         }
@@ -94,9 +108,9 @@ class SavedConversation(msgspec.Struct):
                 return Reply("The last turn is gone." if self._undo() else "Nothing to undo.")
             case "/retry":
                 return self._retry()
-            case "/save" | "/load" if not argument:
+            case "/save" | "/load" | "/image" if not argument:
                 return Reply(f"Name a file: {name} FILE")
-            case "/save" | "/load" | "/model" | "/tokens":
+            case "/save" | "/load" | "/model" | "/image" | "/tokens":
                 return Reply(action=name[1:], argument=argument)  # type: ignore[arg-type]
         return Reply(f"There is no command {name}; /help lists them.")
 
@@ -167,6 +181,15 @@ def figures(usage: ReplyUsage, wait: float, run: float, finish: str) -> str:
     if finish in ("length", "stopped"):
         parts.append("cut at the token limit" if finish == "length" else "stopped")
     return " · ".join(parts)
+
+
+def data_uri(picture: bytes) -> str | None:
+    """A picture as requests have it; None where the bytes are of no kind that servers take."""
+    kinds = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif"}
+    kind = next((k for head, k in kinds.items() if picture.startswith(head)), None)
+    if kind is None and picture[:4] == b"RIFF" and picture[8:12] == b"WEBP":
+        kind = "webp"
+    return kind and f"data:image/{kind};base64,{base64.b64encode(picture).decode()}"
 
 
 def printable(text: str) -> str:

@@ -99,7 +99,7 @@ def test_bad_settings_change_nothing(line: str) -> None:
 
 def test_every_command_of_the_help_is_known() -> None:
     names = [word for word in HELP.split() if word.startswith("/") and word[1:].isidentifier()]
-    assert len(set(names)) == 12
+    assert len(set(names)) == 13
     for name in names:
         assert "no command" not in talked().command(f"{name} 1").text
     assert "no command /nonsense" in talked().command("/nonsense").text
@@ -323,3 +323,21 @@ def test_an_address_needs_no_scheme_and_a_wrong_model_is_told_at_once(fake: Fake
         chat._connect("other", fake.url, None),
     ):
         pytest.fail("it has no such model")
+
+
+def test_a_picture_goes_with_the_next_question_and_with_no_other(
+    talk: Talk, fake: Fake, tmp_path: Path
+) -> None:
+    picture, text = tmp_path / "a b.png", tmp_path / "note.txt"
+    picture.write_bytes(b"\x89PNG rest")
+    text.write_text("hi")
+    shown, kept = talk(
+        f"/image {picture}", f"/image {text}", "/image nowhere", "What is it?", "And?"
+    )
+    assert "a b.png goes with your next question" in shown
+    assert "is no PNG" in shown and "nowhere cannot be used" in shown
+    first, _, second = fake.asked[-1]["messages"]
+    assert first["content"][0]["image_url"]["url"].startswith("data:image/png;base64,")
+    assert first["content"][1] == {"type": "text", "text": "What is it?"}
+    assert second == {"role": "user", "content": "And?"}
+    assert msgspec.json.decode(msgspec.json.encode(kept), type=SavedConversation) == kept
