@@ -10,10 +10,13 @@ import re
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from millrace.errors import BadRequest
 
 MAX_STOPS = 64
+LONG = 256
+"""Characters of a stop beyond which it is searched for by itself, and not in one pass with the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +133,50 @@ class Scan:
         return self._best
 
 
+class LongScan:
+    """One pass over a stream for a single text of any length.
+
+    How far back a mismatch leads is worked out only as far as the text has been matched, so that one of
+    megabytes costs no more than what a model writes.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = pattern
+        self._back = [0, 0]
+        """By the length of a prefix: that of the longest that it ends with, itself aside."""
+        self._matched = 0
+        self._at = 0
+
+    @property
+    def safe(self) -> int:
+        return self._at - self._matched
+
+    def feed(self, text: str) -> StopMatch | None:
+        pattern = self._pattern
+        for index, char in enumerate(text, 1):
+            while self._matched and pattern[self._matched] != char:
+                self._matched = self._shorter(self._matched)
+            if pattern[self._matched] == char:
+                self._matched += 1
+            if self._matched == len(pattern):
+                end = self._at + index
+                return StopMatch(end - len(pattern), end)
+        self._at += len(text)
+        return None
+
+    def finish(self) -> StopMatch | None:
+        return None
+
+    def _shorter(self, length: int) -> int:
+        pattern, back = self._pattern, self._back
+        while len(back) <= length:
+            last, shorter = pattern[len(back) - 1], back[-1]
+            while shorter and pattern[shorter] != last:
+                shorter = back[shorter]
+            back.append(shorter + (pattern[shorter] == last))
+        return back[length]
+
+
 @dataclass(frozen=True, slots=True)
 class StopResult:
     """Text to release, and the stop that ended the answer, if one did."""
@@ -143,7 +190,12 @@ class StopMatcher:
 
     def __init__(self, stops: list[str], include: bool = False) -> None:
         self._include = include
-        self._scan = Scan(Patterns(stops))
+        short = tuple(stop for stop in stops if len(stop) <= LONG)
+        self._scans: list[Scan | LongScan] = [LongScan(stop) for stop in stops if len(stop) > LONG]
+        if short:
+            self._scans.append(Scan(_patterns(short)))
+        self._best: StopMatch | None = None
+        """The first match so far, while another may still turn out to begin before it."""
         self._held = ""
         self._released = 0
         self._done = not stops
@@ -153,10 +205,19 @@ class StopMatcher:
         if self._done:
             return StopResult("" if self.matched is not None else text)
         self._held += text
-        match = self._scan.feed(text)
-        if match is not None:
-            return self._cut(match)
-        safe = self._scan.safe
+        searching = []
+        for scan in self._scans:
+            if match := scan.feed(text):
+                self._found(match)
+            else:
+                searching.append(scan)
+        best = self._best
+        if best is not None:
+            searching = [scan for scan in searching if scan.safe <= best.start]
+            if not searching:
+                return self._cut(best)
+        self._scans = searching
+        safe = min(scan.safe for scan in searching)
         out, self._held = self._held[: safe - self._released], self._held[safe - self._released :]
         self._released = safe
         return StopResult(out)
@@ -165,12 +226,20 @@ class StopMatcher:
         """What was held back, cut where a stop was complete but might have become a longer one."""
         if self._done:
             return StopResult("")
-        match = self._scan.finish()
-        if match is not None:
-            return self._cut(match)
+        for scan in self._scans:
+            if match := scan.finish():
+                self._found(match)
+        if self._best is not None:
+            return self._cut(self._best)
         self._done = True
         out, self._held = self._held, ""
         return StopResult(out)
+
+    def _found(self, match: StopMatch) -> None:
+        """The leftmost counts, and the longest at the same place."""
+        best = self._best
+        if best is None or (match.start, -match.end) < (best.start, -best.end):
+            self._best = match
 
     def _cut(self, match: StopMatch) -> StopResult:
         start, end = match.start - self._released, match.end - self._released
@@ -179,6 +248,12 @@ class StopMatcher:
         out = self._held[: end if self._include else start]
         self._held = ""
         return StopResult(out, self.matched)
+
+
+@lru_cache(maxsize=64)
+def _patterns(stops: tuple[str, ...]) -> Patterns:
+    """The same for all choices of a request, and for all requests of an agent."""
+    return Patterns(stops)
 
 
 def parse_stops(value: object, param: str = "stop") -> list[str]:
