@@ -15,7 +15,7 @@ CLIENTS ?= .venv-clients
 GATEWAY ?= .venv-gateway
 PAGE    ?= .venv-page
 
-.PHONY: help setup serve test lint unit test-heavy test-agents test-clients test-gateway demo-gateway test-page test-fuzz test-minilm bench-core clean
+.PHONY: help setup serve test lint unit test-heavy test-agents test-clients test-gateway demo-gateway test-page test-ranks test-fuzz test-minilm bench-core clean
 
 help:  ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -80,6 +80,9 @@ test-page: setup $(PAGE)/.installed  ## The page at / in a chromium, where there
 
 demo-gateway: setup $(GATEWAY)/.installed  ## Two workers behind it, of which one is killed and replaced under load
 	@$(BIN)/python benchmarks/gateway.py --smg $(GATEWAY)/bin/smg --demo $(ARGS)
+
+test-ranks: setup  ## Models split over ranks: shapes, drift, losses, cut links (as root), LocalAI
+	@MILLRACE_SPLIT_TESTS=1 $(BIN)/python -m pytest tests/ranks -s --timeout 900 $(ARGS)
 
 test-fuzz: setup  ## 5,000 (MILLRACE_FUZZ) random and as many hostile requests to every endpoint
 	@MILLRACE_FUZZ=$${MILLRACE_FUZZ:-5000} $(BIN)/python -m pytest tests/api/test_openapi.py tests/api/test_fuzz.py -k "random or hostile" -s --timeout 6000 $(ARGS)

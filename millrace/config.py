@@ -17,6 +17,10 @@ SmgEngine = Literal["vllm", "mlx", "both"]
 Isolation = Literal["none", "key"]
 Task = Literal["auto", "generate", "embed", "rerank"]
 """What a model is for; `auto` is what its folder says."""
+GroupBackend = Literal["ring", "jaccl", "nccl"]
+"""MLX's ways for ranks to talk."""
+Parallel = Literal["auto", "tensor", "pipeline"]
+"""How a model is split: every layer over all ranks, or whole layers; `auto` is what the model offers."""
 MOST_NAME = 256
 """Characters of an adapter's name."""
 
@@ -50,6 +54,47 @@ class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not self.name or not self.name.isprintable() or len(self.name) > MOST_NAME:
             raise SetupError(f"--lora: '{self.name[:MOST_NAME]}' is no name for an adapter.")
+
+
+class RankHost(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one rank of a split model is."""
+
+    address: str
+    port: int
+    """Of its collectives."""
+    control: int
+    """Where it hears orders."""
+    ssh: str = ""
+    """How to reach its machine to start it; it is waiting there already if this is empty."""
+
+
+class GroupConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The ranks that one model is split over."""
+
+    hosts: tuple[RankHost, ...]
+    backend: GroupBackend = "ring"
+    parallel: Parallel = "auto"
+    devices: tuple[tuple[str | None, ...], ...] = ()
+    """RDMA devices by pairs of ranks, for JACCL."""
+    coordinator: str = ""
+    secret: str = ""
+    started: bool = False
+    """Whether the server starts the other ranks on its own machine."""
+
+    def __repr__(self) -> str:
+        return f"GroupConfig({len(self.hosts)} ranks, {self.backend}, {self.parallel})"
+
+
+class RankSeat(msgspec.Struct, frozen=True, kw_only=True):
+    """What one process of a split model is told of its place."""
+
+    rank: int
+    turns: tuple[str, int]
+    """Where the first rank tells the others what to do."""
+    secret: str
+    """Of this one start of the group."""
+    alone: bool = True
+    """Whether it has its machine for itself, and shares it with no other rank."""
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +142,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes for adapters; None takes a tenth of what there is for state."""
     picture_memory: int | None = None
     """Bytes for the features of pictures; None takes a twentieth of what there is for state."""
+    group: GroupConfig | None = None
+    """The ranks that the model is split over; None for one process that has all of it."""
+    seat: RankSeat | None = None
+    """This process's place among them."""
     trust_remote_code: bool = False
     tool_format: str | None = None
     """The family of tool calls; None detects it."""

@@ -88,10 +88,15 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def build(shape: str, seed: int = 0) -> Any:
+def settings(shape: str, **more: Any) -> dict[str, Any]:
+    """A model's config.json."""
+    return _BASE | {"model_type": shape} | SHAPES.get(shape, {}) | more
+
+
+def build(shape: str, seed: int = 0, **more: Any) -> Any:
     """A model with random float32 weights, wide enough apart that no two logits tie."""
     module = importlib.import_module(f"mlx_lm.models.{shape}")
-    config = _BASE | {"model_type": shape} | SHAPES[shape]
+    config = settings(shape, **more)
     mx.random.seed(seed)
     model = module.Model(module.ModelArgs.from_dict(config))
     model.update(tree_map(_spread, model.parameters()))

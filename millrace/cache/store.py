@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -105,6 +105,11 @@ class SegmentStore:
         segments = sum(s.nbytes for s in self._segments.values())
         return segments + sum(c.nbytes for c in self._checkpoints.values())
 
+    def state(self) -> object:
+        """What is in memory, as plain values: nodes with the lengths of their segments, and checkpoints."""
+        lengths = sorted((node, s.length) for node, s in self._segments.items())
+        return lengths, sorted(self._checkpoints)
+
     def found(self) -> list[FoundOnDisk]:
         """What the disk has at the start, parents before children."""
         now = time.time()
@@ -119,6 +124,11 @@ class SegmentStore:
             )
             for n in (self._disk.nodes() if self._disk else ())
         ]
+
+    def forget_others(self, known: Collection[int]) -> None:
+        """Of what the disk has, keep these nodes only."""
+        if self._disk is not None:
+            self._disk.forget([n.id for n in self._disk.nodes() if n.id not in known])
 
     def poll(self) -> list[AnyObservation]:
         """What has happened on the disk since the last call, in order."""

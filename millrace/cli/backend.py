@@ -6,7 +6,7 @@ from typing import Annotated, get_args
 
 import typer
 
-from millrace.config import EngineConfig, LogFormat
+from millrace.config import EngineConfig, GroupConfig, LogFormat
 from millrace.errors import SetupError
 
 
@@ -37,17 +37,25 @@ def backend(
         typer.Option(help="Where it is kept on disk; in millrace's own folder if not given."),
     ] = None,
     worker: Annotated[
-        bool, typer.Option("--worker", help="Be a further rank of a split model: not there yet.")
+        bool,
+        typer.Option("--worker", help="Be a further rank of a split model: wait for the first."),
     ] = False,
     backend_: Annotated[
-        str | None, typer.Option("--backend", help="How ranks talk: not there yet.")
+        str | None,
+        typer.Option(
+            "--backend", envvar="MLX_DISTRIBUTED_BACKEND", help="How ranks talk: ring or jaccl."
+        ),
     ] = None,
     hostfile: Annotated[
-        str | None, typer.Option(help="The ranks of a split model: not there yet.")
+        str | None,
+        typer.Option(
+            envvar="MLX_DISTRIBUTED_HOSTFILE", help="Where the ranks of split models are."
+        ),
     ] = None,
-    rank: Annotated[int | None, typer.Option(help="This rank's number: not there yet.")] = None,
+    rank: Annotated[int | None, typer.Option(help="This rank's place in the hostfile.")] = None,
     coordinator: Annotated[
-        str | None, typer.Option(help="Where the first rank is: not there yet.")
+        str | None,
+        typer.Option(help="Where JACCL's ranks meet, as IP:PORT; at the first if not given."),
     ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     log_format: Annotated[str, typer.Option(help="text or json.")] = "text",
@@ -58,17 +66,24 @@ def backend(
     import os
 
     from millrace import logs
-    from millrace.cli.values import disk_of, one_of
+    from millrace.cli import rank_options
+    from millrace.cli.values import one_of
+    from millrace.cli.worker import wait
 
     parent = os.getppid()
     log_level = one_of("--log-level", log_level, ("debug", "info", "warning", "error"))
     form: LogFormat = one_of("--log-format", log_format, get_args(LogFormat))
     logs.setup(log_level, form)
-    if worker or any(v is not None for v in (backend_, hostfile, rank, coordinator)):
+    if worker:
+        if hostfile is None or rank is None:
+            raise SetupError("--worker needs --hostfile and --rank.")
+        wait(hostfile, rank, backend=backend_, log_level=log_level)
+        return
+    if rank:
         raise SetupError(
-            "Models are not split over machines yet. Leave --worker, --backend, --hostfile, --rank "
-            "and --coordinator out to serve them from this one."
+            f"--rank {rank} is a worker's: add --worker. Rank 0 is what LocalAI calls."
         )
+    group = _group(hostfile, backend_, coordinator)
     if drain_timeout < 0:
         raise SetupError("--drain-timeout cannot be negative.")
     try:
@@ -82,7 +97,8 @@ def backend(
     base = EngineConfig(
         model="",
         name="",
-        cache_disk=disk_of("--cache-disk", cache_disk, cache_dir),
+        group=group,
+        cache_disk=rank_options.disk(group, cache_disk, cache_dir),
         cache_dir=cache_dir,
         log_level=log_level,
         log_format=form,
@@ -102,6 +118,23 @@ def backend(
             on_listening=listening,
         )
     )
+
+
+def _group(
+    hostfile: str | None, backend: str | None, coordinator: str | None
+) -> GroupConfig | None:
+    """The ranks that models are split over, unless LoadModel names others."""
+    import os
+
+    from millrace.distributed.hostfile import read_hostfile
+
+    if hostfile is None:
+        if coordinator is not None:
+            raise SetupError("--coordinator needs --hostfile.")
+        return None
+    secret = os.environ.get("MILLRACE_RANKS_SECRET", "")
+    group = read_hostfile(hostfile, backend=backend, coordinator=coordinator, secret=secret)
+    return group if len(group.hosts) > 1 else None
 
 
 def _with(addr: str, port: int) -> str:

@@ -63,8 +63,23 @@ def register(app: typer.Typer) -> None:
 
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    hostfile: Annotated[
+        str | None,
+        typer.Option(
+            help="Look at the ranks that this file names instead: `millrace worker` runs there."
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="With --hostfile, a model that every rank should have.")
+    ] = None,
 ) -> None:
     """Say what millrace runs on here, measure it, and name what is wrong."""
+    if hostfile is not None:
+        from millrace.cli.doctor_ranks import look
+
+        if not look(hostfile, model, as_json=as_json):
+            raise typer.Exit(1)
+        return
     if as_json:
         report = examine()
         text = msgspec.json.format(msgspec.json.encode(report), indent=2).decode()

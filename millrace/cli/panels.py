@@ -26,6 +26,7 @@ PANELS = {
     "Pictures": "remote_media allow_local_media max_pictures",
     "Embeddings and ranking": "embed rerank pooling",
     "Stored responses": "store store_days",
+    "Several machines": "ranks hostfile parallel distributed_backend",
     "Behind a gateway": "smg smg_engine",
     "Log": "log_level log_format",
 }

@@ -8,6 +8,8 @@ from typing import Annotated, get_args
 
 import typer
 
+from millrace.cli import rank_options
+from millrace.cli import sampling_options as sampling
 from millrace.cli.panels import add_in_panels
 from millrace.cli.settings import tables_of, use_file
 from millrace.config import EngineConfig, Isolation, LogFormat, ServeConfig, SmgEngine, Weights
@@ -258,27 +260,18 @@ def serve(
             "or both (of which they take vllm's)."
         ),
     ] = "vllm",
-    temperature: Annotated[
-        float | None,
-        typer.Option(help="Where a request has none; the model's own if not given. So do these:"),
-    ] = None,
-    top_p: Annotated[float | None, typer.Option(help="Share of the probability kept.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Tokens kept; 0 keeps all.")] = None,
-    min_p: Annotated[
-        float | None, typer.Option(help="Least share of the likeliest token's probability.")
-    ] = None,
-    repetition_penalty: Annotated[
-        float | None, typer.Option(help="Divides the logits of what the context has.")
-    ] = None,
-    presence_penalty: Annotated[
-        float | None, typer.Option(help="Taken from the logits of what was said.")
-    ] = None,
-    frequency_penalty: Annotated[
-        float | None, typer.Option(help="The same for each time it was said.")
-    ] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(help="Tokens of an answer; what the window leaves if not given.")
-    ] = None,
+    temperature: sampling.Temperature = None,
+    top_p: sampling.TopP = None,
+    top_k: sampling.TopK = None,
+    min_p: sampling.MinP = None,
+    repetition_penalty: sampling.RepetitionPenalty = None,
+    presence_penalty: sampling.PresencePenalty = None,
+    frequency_penalty: sampling.FrequencyPenalty = None,
+    max_tokens: sampling.MaxTokens = None,
+    ranks: rank_options.Ranks = None,
+    hostfile: rank_options.Hostfile = None,
+    parallel: rank_options.Split = "auto",
+    distributed_backend: rank_options.Backend = None,
     tool_format: Annotated[
         str | None,
         typer.Option(help="How the model writes tool calls; detected if not given (see docs)."),
@@ -308,7 +301,7 @@ def serve(
     from millrace.cli import models_served
     from millrace.cli.progress import reporter
     from millrace.cli.serving import run
-    from millrace.cli.values import adapter_of, bytes_of, disk_of, one_of, said, task_of
+    from millrace.cli.values import adapter_of, bytes_of, one_of, said, task_of
     from millrace.serving.keys import gather
 
     log_level = one_of("--log-level", log_level, ("debug", "info", "warning", "error"))
@@ -316,7 +309,10 @@ def serve(
     logs.setup(log_level, form)
     if config_ is not None:
         logging.getLogger("millrace").info("options and models are read from %s", config_)
+    if rank_options.launched_as_worker(hostfile):
+        return
     speaks: SmgEngine = one_of("--smg-engine", smg_engine, get_args(SmgEngine))
+    group = rank_options.group_of(ranks, hostfile, parallel, distributed_backend)
     config = ServeConfig(
         engine=EngineConfig(
             model="",
@@ -330,7 +326,7 @@ def serve(
             kv_memory=bytes_of("--kv-memory", kv_memory),
             cache=cache,
             cache_memory=bytes_of("--cache-memory", cache_memory),
-            cache_disk=disk_of("--cache-disk", cache_disk, cache_dir) if cache else 0,
+            cache_disk=rank_options.disk(group, cache_disk, cache_dir) if cache else 0,
             cache_dir=cache_dir,
             cache_quant=cache_quant,
             checkpoint_every=checkpoint_every,
@@ -345,6 +341,7 @@ def serve(
             trust_remote_code=trust_remote_code,
             tool_format=tool_format,
             reasoning_format=reasoning_format,
+            group=group,
         ),
         host=host,
         port=port,

@@ -26,8 +26,9 @@ _MARK = "\x01"
 
 
 class Adapters:
-    def __init__(self, slots: AdapterSlots, room: int) -> None:
-        """`room` is how many bytes all adapters may take."""
+    def __init__(self, slots: AdapterSlots, room: int, refusal: str | None = None) -> None:
+        """`room` is how many bytes all adapters may take; with a `refusal`, none is taken."""
+        self._refusal = refusal
         self._slots = slots
         self._room = room
         self._shapes: Mapping[str, Shape] = {}
@@ -37,6 +38,10 @@ class Adapters:
 
     def begin(self, load: LoadAdapter) -> Future[Adapter]:
         """Start to read a folder; numbers and files only, so that running streams feel little of it."""
+        if self._refusal is not None:
+            refused: Future[Adapter] = Future()
+            refused.set_exception(AdapterError(f"The adapter '{load.name}': {self._refusal}"))
+            return refused
         self._know_shapes()
         if self._reader is None:
             self._reader = ThreadPoolExecutor(1, thread_name_prefix="millrace-adapters")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from millrace.config import EngineConfig
@@ -10,7 +11,7 @@ from millrace.engine.cache_use import CacheUse
 from millrace.engine.decider import Decider, Settings
 from millrace.engine.executor import Executor
 from millrace.engine.grammar import Grammars
-from millrace.engine.loop import Engine, Journal
+from millrace.engine.loop import Closing, Engine, Journal
 from millrace.engine.memory import Budget
 from millrace.engine.runner import Runner
 from millrace.engine.sampler import Sampler
@@ -54,7 +55,12 @@ def assemble(
     vocabulary: int | None = None,
     adapter_room: int = NO_LIMIT,
     picture_room: int = NO_LIMIT,
+    executes: type[Executor] = Executor,
+    no_adapters: str | None = None,
+    closing: Closing | None = None,
+    closed: Callable[[], None] | None = None,
 ) -> Engine:
+    """`no_adapters` says why adapters cannot be had."""
     recorder = recorder or NullRecorder()
     cache = None
     if index is not None:
@@ -69,8 +75,8 @@ def assemble(
         whole_pictures=getattr(runner.model, "whole_pictures", False),
     )
     sights = Sights(runner.model)
-    adapters = Adapters(runner.adapters, adapter_room)
-    executor = Executor(runner, sampler, adapters, sights, grammars, store, recorder, vocabulary)
+    adapters = Adapters(runner.adapters, adapter_room, no_adapters)
+    executor = executes(runner, sampler, adapters, sights, grammars, store, recorder, vocabulary)
     return Engine(
         decider,
         executor,
@@ -81,4 +87,6 @@ def assemble(
         adapters=adapters,
         sights=sights,
         journal=journal,
+        closing=closing,
+        closed=closed,
     )

@@ -29,7 +29,7 @@ class Drawn(NamedTuple):
 
 
 @dataclass
-class _Pending:
+class Pending:
     """Draws on the device, with the rows they belong to; stays good when rows join or leave."""
 
     rows: list[Row]
@@ -49,7 +49,7 @@ class Batch:
         """Each row's last token, not yet run; on the device, perhaps still being computed."""
         self._logits: mx.array | None = None
         self._guesses: list[list[int]] = []
-        self._pending: list[_Pending] = []
+        self._pending: list[Pending] = []
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -104,7 +104,7 @@ class Batch:
         """Launch the draw of every row's next token, or of one more than it has guesses."""
         logits, self._logits = self._logits, None
         assert logits is not None
-        pending = _Pending(list(self.rows), self._guesses, None)
+        pending = Pending(list(self.rows), self._guesses, None)
         try:
             if self._guesses:
                 wide: list[Row | Ahead] = []
@@ -128,7 +128,7 @@ class Batch:
             )
         self._pending.append(pending)
 
-    def _sample_alone(self, logits: mx.array, pending: _Pending) -> None:
+    def _sample_alone(self, logits: mx.array, pending: Pending) -> None:
         """Every row draws by itself, without its guesses; whose draw fails is known then."""
         pending.draw = None
         at = 0
@@ -155,7 +155,7 @@ class Batch:
         self._pending = []
         return drawn
 
-    def _read(self, pending: _Pending) -> list[Drawn]:
+    def _read(self, pending: Pending) -> list[Drawn]:
         if pending.draw is None:
             return [_alone(row, *one) for row, one in zip(pending.rows, pending.alone, strict=True)]
         tokens: list[int] = pending.draw.tokens.tolist()

@@ -12,7 +12,10 @@ import msgspec
 
 from millrace import native
 from millrace.config import EngineConfig, home
+from millrace.distributed import environment
+from millrace.engine.ranks.leader import Leader, smallest
 from millrace.engine.transport import Transport
+from millrace.errors import ModelError
 from millrace.flight import FlightRecorder
 from millrace.models import blas, device
 from millrace.models.encoders import encoder_in
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from millrace.cache.state import Layout
     from millrace.engine.encoding.loop import EncoderEngine
     from millrace.engine.loop import Engine
+    from millrace.models.load import LoadedModel
 
 log = logging.getLogger("millrace.engine")
 
@@ -41,6 +45,7 @@ CPU_BURST = 20.0
 are float32: a burst is better run before anybody is answered."""
 MOST_LANES = 8
 """With more cores than that, BLAS has more use for them than pieces of a chunk have."""
+NO_ADAPTERS = "A model that is split over ranks takes no adapters; serve it from one machine."
 CPU_AHEAD = 8
 """The most tokens guessed ahead there."""
 
@@ -55,6 +60,10 @@ def build(
     transport.send(Loading("loading the model"))
     facts = encoder_in(config)
     if facts is not None:
+        if config.group is not None:
+            raise ModelError(
+                "A model that makes numbers cannot be split: serve it from one machine."
+            )
         from millrace.engine.encoding.build import build_encoder
 
         return build_encoder(config, facts, transport, recorder)
@@ -66,8 +75,11 @@ def build(
     from millrace.cache.store import SegmentStore
     from millrace.engine.assembly import assemble
     from millrace.engine.cpu_pipeline import CpuPipeline
+    from millrace.engine.executor import Executor
     from millrace.engine.grammar import Grammars
     from millrace.engine.memory import Budget
+    from millrace.engine.ranks.disk import LeadingStore
+    from millrace.engine.ranks.executors import LeadingExecutor
     from millrace.engine.runner import Runner, whole
     from millrace.engine.sampler import Sampler
     from millrace.engine.sampling import DeviceSampling, HostSampling, SamplingBackend
@@ -82,32 +94,33 @@ def build(
             last = share
             transport.send(Loading("loading the model", share))
 
-    loaded = load(config, note)
+    leader = _leader(config, transport)
+    loaded = load(config, note, leader.meet) if leader else load(config, note)
     on_cpu = loaded.device == "cpu"
     backend: SamplingBackend = HostSampling() if on_cpu else DeviceSampling()
-    config = _completed(config, on_cpu, native=loaded.native)
-    spare = int(0.8 * (loaded.memory - loaded.weight_bytes))
-    cached = config.cache_memory or max(_LEAST_CACHE, int(CACHE_SHARE * spare))
-    rest = spare - cached if config.cache else spare
+    config = completed(config, on_cpu, native=loaded.native)
     pictures = 0
     if loaded.sees:
-        pictures = config.picture_memory or picture_room(spare)
-    rest -= pictures
+        pictures = config.picture_memory or picture_room(_spare(config, loaded))
+    kv, cached = rooms(config, loaded, pictures)
     forward = whole
-    if on_cpu and not loaded.native and 1 < blas.threads() <= MOST_LANES:
+    # Pieces that run side by side would mix the order of ranks' collectives.
+    if on_cpu and not loaded.native and not leader and 1 < blas.threads() <= MOST_LANES:
         forward = CpuPipeline(blas.threads()).forward
     runner = Runner(loaded.model, loaded.caches, forward=forward, recurring=not on_cpu)
-    cost = replace(runner.cost, chunk=config.prefill_chunk or 0)
-    rest -= config.adapter_memory or 0
-    budget = Budget(cost, config.kv_memory or max(_LEAST_KV_MEMORY, rest))
+    budget = Budget(replace(runner.cost, chunk=config.prefill_chunk or 0), kv)
+    if leader:
+        kv, cached = smallest(budget, cached, leader.shares())
+        budget = Budget(budget.cost, kv)
     state = budget.limit + (cached if config.cache else 0)
     device.bound_freed(loaded.weight_bytes + state + pictures)
     index = store = None
     if config.cache:
-        kind = f"{loaded.dtype} by own kernels" if loaded.native else loaded.dtype
-        libraries = ("mlx", "mlx-lm", "mlx-vlm") if loaded.sees else ("mlx", "mlx-lm")
-        disk, problem = _disk(config, runner.layout, kind, libraries)
-        store = SegmentStore(runner.make_caches, runner.layout, disk, pack=config.cache_quant)
+        disk, problem = disk_tier(config, runner.layout, loaded)
+        parts = (runner.make_caches, runner.layout, disk)
+        store = SegmentStore(*parts, pack=config.cache_quant)
+        if leader:
+            store = LeadingStore(leader, *parts, pack=config.cache_quant)
         index = PrefixIndex(
             runner.layout.needs,
             sizes_of(runner.layout, loaded.caches, config.cache_quant),
@@ -127,7 +140,8 @@ def build(
         Sampler(backend),
         budget,
         transport,
-        pipelined=not on_cpu,
+        # The others wait for the tokens that were drawn before they can launch anything.
+        pipelined=not on_cpu and leader is None,
         grammars=Grammars(Path(config.model), loaded.vocab_size),
         index=index,
         store=store,
@@ -135,7 +149,14 @@ def build(
         vocabulary=loaded.vocab_size,
         adapter_room=config.adapter_memory or max(_LEAST_ADAPTERS, state // 10),
         picture_room=pictures,
+        journal=leader.journal if leader else None,
+        executes=LeadingExecutor if leader else Executor,
+        no_adapters=NO_ADAPTERS if leader else None,
+        closing=leader.close if leader else None,
+        closed=leader.end if leader else None,
     )
+    if leader:
+        leader.lead(engine.state)
     transport.send(
         Ready(
             context=loaded.context,
@@ -154,7 +175,35 @@ def build(
     return engine
 
 
-def _completed(config: EngineConfig, on_cpu: bool, *, native: bool) -> EngineConfig:
+def _leader(config: EngineConfig, transport: Transport) -> Leader | None:
+    if config.seat is None or config.group is None:
+        return None
+    environment.enter(config.group, config.seat.rank)
+    return Leader(config, lambda stage: transport.send(Loading(stage)))
+
+
+def _spare(config: EngineConfig, loaded: LoadedModel) -> int:
+    """Bytes that there are for state; ranks that share a machine share its memory."""
+    memory = loaded.memory
+    if config.seat is not None and config.group is not None and not config.seat.alone:
+        memory //= len(config.group.hosts)
+    return int(0.8 * (memory - loaded.weight_bytes))
+
+
+def rooms(config: EngineConfig, loaded: LoadedModel, pictures: int) -> tuple[int, int]:
+    """Bytes for the state of running requests, and for the prefix cache."""
+    spare = _spare(config, loaded)
+    cached = config.cache_memory or max(_LEAST_CACHE, int(CACHE_SHARE * spare))
+    rest = spare - cached if config.cache else spare
+    rest -= pictures + (config.adapter_memory or 0)
+    kv = config.kv_memory or max(_LEAST_KV_MEMORY, rest)
+    if config.seat is not None and config.seat.rank:
+        # What the first rank's machine has, another need not have.
+        kv, cached = min(kv, max(1, rest)), min(cached, max(1, spare))
+    return kv, cached
+
+
+def completed(config: EngineConfig, on_cpu: bool, *, native: bool) -> EngineConfig:
     """What nobody has said, as it suits the device."""
     ahead = config.speculate
     if ahead is None:
@@ -168,12 +217,17 @@ def _completed(config: EngineConfig, on_cpu: bool, *, native: bool) -> EngineCon
     )
 
 
-def _disk(
-    config: EngineConfig, layout: Layout, dtype: str, libraries: tuple[str, ...]
+def disk_tier(
+    config: EngineConfig, layout: Layout, loaded: LoadedModel
 ) -> tuple[DiskTier | None, str | None]:
     """The disk tier, or why there is none although one was asked for."""
     if not config.cache_disk:
         return None, None
+    dtype = f"{loaded.dtype} by own kernels" if loaded.native else loaded.dtype
+    if config.seat is not None and config.group is not None:
+        size, how = len(config.group.hosts), config.group.parallel
+        dtype = f"{dtype}, rank {config.seat.rank} of {size}, {how}"
+    libraries = ("mlx", "mlx-lm", "mlx-vlm") if loaded.sees else ("mlx", "mlx-lm")
     from millrace.cache.disk import DiskTier, DiskUnavailable, fingerprint
 
     folder = Path(config.cache_dir) if config.cache_dir else home() / "prefixes"

@@ -108,7 +108,7 @@ class Executor:
         self._vocabulary = vocabulary
         self._adapters = adapters
         self._sights = sights
-        self._batch = Batch(runner, sampler)
+        self._batch = self._make_batch()
         self._rows: dict[int, Row] = {}
         self._prompts: dict[int, Prompt] = {}
         self._outcome = Outcome()
@@ -121,10 +121,23 @@ class Executor:
         self._last_chunk: int | None = None
         """The prompt whose chunk may still be running on the device, while no row is."""
 
+    def _make_batch(self) -> Batch:
+        return Batch(self._runner, self._sampler)
+
     @property
     def nbytes(self) -> int:
         """Key-value state that is held."""
         return self._runner.nbytes
+
+    def state(self) -> object:
+        """All that is held, as plain values, to be compared with another rank's."""
+        return (
+            [row.number for row in self._batch.rows],
+            sorted((n, row.tokens) for n, row in self._rows.items()),
+            sorted((n, p.done, p.width, p.tokens) for n, p in self._prompts.items()),
+            self._runner.lengths,
+            self._store.state() if self._store is not None else None,
+        )
 
     def execute(self, turn: Turn, report: Callable[[Step], None]) -> Outcome:
         """Carry out a turn; tokens are reported as soon as they are read."""
@@ -207,11 +220,14 @@ class Executor:
         try:
             work()
         except Exception as error:  # whatever a model raises: whose fault it is, is traced later
-            log.exception("the batch could not be run")
-            self._outcome.step_fault = str(error) or repr(error)
-            self._batch.reset()
-            self._rows = {n: self._again(row) for n, row in self._rows.items()}
-            self._last_read = None
+            self._step_failed(error)
+
+    def _step_failed(self, error: Exception) -> None:
+        log.exception("the batch could not be run")
+        self._outcome.step_fault = str(error) or repr(error)
+        self._batch.reset()
+        self._rows = {n: self._again(row) for n, row in self._rows.items()}
+        self._last_read = None
 
     def _forward(self, guesses: dict[int, list[int]]) -> None:
         self._batch.forward(
@@ -318,11 +334,14 @@ class Executor:
                 self._outcome.chunk_seconds = time.perf_counter() - begin
             self._later += [p.request.id for p in prompts.values()]
         except Exception as error:  # whatever a model raises
-            log.exception("a prompt could not be run")
-            self._outcome.chunk_fault = str(error) or repr(error)
-            for job in chunk.jobs:
-                self._runner.release(job)
-                self._prompts.pop(job, None)
+            self._chunk_failed(chunk, error)
+
+    def _chunk_failed(self, chunk: Chunk, error: Exception) -> None:
+        log.exception("a prompt could not be run")
+        self._outcome.chunk_fault = str(error) or repr(error)
+        for job in chunk.jobs:
+            self._runner.release(job)
+            self._prompts.pop(job, None)
 
     def _wait(self, job: int) -> None:
         """Wait for the chunk before, if it was another prompt's, so that the device is never idle."""
@@ -359,11 +378,13 @@ class Executor:
             sight=sight,
         )
         prompt.done = end
-        if top is None or logits is None:
-            return
-        follow = mx.array(prompt.tokens[begin + 1 : end + 1], mx.int32)
-        prompt.logprobs += Logprobs(logits[0], follow, top).read([top] * len(run))
-        if end == len(prompt.tokens) - 1:
+        if top is not None and logits is not None:
+            self._score(prompt, logits, begin, top)
+
+    def _score(self, prompt: Prompt, logits: mx.array, begin: int, top: int) -> None:
+        follow = mx.array(prompt.tokens[begin + 1 : prompt.done + 1], mx.int32)
+        prompt.logprobs += Logprobs(logits[0], follow, top).read([top] * follow.size)
+        if prompt.done == len(prompt.tokens) - 1:
             scores = PromptLogprobs(prompt.request.id, prompt.logprobs)
             self._report(Step(prompt_logprobs=[scores]))
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from millrace.cache.observations import AnyObservation
+from millrace.cache.residency import Operations
 from millrace.engine.adapters import Adapters
 from millrace.engine.decider import Decider
 from millrace.engine.executor import UNKNOWN, Executor
@@ -51,6 +52,7 @@ CHECK_EVERY = 60.0
 Journal = Callable[[Seen, Turn, list[Picture]], None]
 """Shown what was seen and decided, and the pixels that came: whoever decides needs none, but whoever
 carries the same turns out again does."""
+Closing = Callable[[Outcome, Operations], None]
 
 
 class Engine:
@@ -66,9 +68,12 @@ class Engine:
         adapters: Adapters,
         sights: Sights,
         journal: Journal | None = None,
+        closing: Closing | None = None,
+        closed: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`journal` is called turn by turn."""
+        """`journal` is called turn by turn, `closing` with what came of the last and what is to be written
+        then, and `closed` when it is."""
         self._decider = decider
         self._executor = executor
         self._transport = transport
@@ -82,6 +87,7 @@ class Engine:
         self._reading: list[tuple[LoadAdapter, Future[Adapter]]] = []
         """Adapters whose files are being read: they are heard of when that is done."""
         self._journal = journal
+        self._closing, self._closed = closing, closed
         self._clock = clock
         self._outcome = Outcome()
         self._stopping = False
@@ -223,7 +229,15 @@ class Engine:
         self._checked = self._clock()
         cache.check()
 
+    def state(self) -> object:
+        """What the executor holds, as plain values."""
+        return self._executor.state()
+
     def _close(self) -> None:
-        if self._store is None:
-            return
-        self._store.close(self._decider.closing(self._clock()), CLOSING_SECONDS)
+        writes = self._decider.closing(self._clock())
+        if self._closing is not None:
+            self._closing(self._outcome, writes)
+        if self._store is not None:
+            self._store.close(writes, CLOSING_SECONDS)
+        if self._closed is not None:
+            self._closed()

@@ -197,6 +197,11 @@ class Runner:
         return len(self._positions.lens)
 
     @property
+    def lengths(self) -> list[int]:
+        """Tokens of each row's state."""
+        return self._positions.lens
+
+    @property
     def nbytes(self) -> int:
         held: int = sum(c.nbytes for caches in self._prompts.values() for c in caches)
         return held + sum(int(c.nbytes) for c in self._batch if c is not None)

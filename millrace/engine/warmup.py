@@ -20,14 +20,16 @@ _JOB = 0
 _STEPS = 2
 
 
-def warm_up(runner: Runner, sampler: Sampler, rows: int, chunk: int) -> None:
+def warm_up(
+    runner: Runner, sampler: Sampler, rows: int, chunk: int, batch: type[Batch] = Batch
+) -> None:
     """Prompts of all lengths and companies, batches of all widths, rows equal and unequal."""
     for length in runner.shapes.lengths(chunk):
         company = 1
         while company == 1 or (runner.trimmable and company * length <= chunk):
             _prompts(runner, company, length)
             company *= 2
-    _batches(runner, sampler, rows)
+    _batches(batch(runner, sampler), runner, rows)
     for length in (chunk, chunk // 2):
         _keep_and_find(runner, length)
     mx.clear_cache()
@@ -48,8 +50,7 @@ def _prompts(runner: Runner, company: int, length: int) -> None:
     runner.release(_JOB)
 
 
-def _batches(runner: Runner, sampler: Sampler, rows: int) -> None:
-    batch = Batch(runner, sampler)
+def _batches(batch: Batch, runner: Runner, rows: int) -> None:
     widths = sorted({runner.shapes.rows(n) for n in range(1, rows + 1)})
     for unequal in (False, True):
         for width in widths:

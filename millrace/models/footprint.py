@@ -45,6 +45,10 @@ class Footprint:
     def fixed(self) -> int:
         return self.weights + self.weights // _FREED_SHARE + self.process
 
+    def part(self, ranks: int, here: int) -> Footprint:
+        """Of a model that is split over so many ranks, of which some are on this machine."""
+        return Footprint(self.weights * here // ranks, self.process * here, self.least_kv)
+
 
 def footprint(folder: Path, weights: Weights = "auto", *, encodes: bool = False) -> Footprint:
     """Raises ModelError where the files are not those of a model."""

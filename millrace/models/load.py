@@ -47,8 +47,15 @@ Note = Callable[[float], None]
 """Hears how much is loaded, from 0 to 1."""
 
 
-def load(config: EngineConfig, note: Note = lambda share: None) -> LoadedModel:
-    """Load, place and warm up; every failure is a ModelError that names the folder."""
+def load(
+    config: EngineConfig,
+    note: Note = lambda share: None,
+    meet: Callable[[], None] = lambda: None,
+) -> LoadedModel:
+    """Load, place and warm up; every failure is a ModelError that names the folder.
+
+    `meet` is called where the model is split and it is known how: the group of ranks is joined next.
+    """
     start = time.monotonic()
     path = Path(config.model)
     device.configure()
@@ -58,7 +65,7 @@ def load(config: EngineConfig, note: Note = lambda share: None) -> LoadedModel:
         # here, and keep the results in the temporary folder.
         mx.disable_compile()
     try:
-        model, settings = _loaded(config, config.weights, kind, note)
+        model, settings = _loaded(config, config.weights, kind, note, meet)
         caches = make_prompt_cache(model)
         try:
             vocab, dtype = _warm_up(model, caches)
@@ -67,17 +74,19 @@ def load(config: EngineConfig, note: Note = lambda share: None) -> LoadedModel:
                 raise
             # A model that looks into its layers finds ours different.
             log.warning("weights are widened to float32: our own layers do not suit it: %s", error)
-            model, settings = _loaded(config, "f32", kind, note)
+            model, settings = _loaded(config, "f32", kind, note, lambda: None)
             caches = make_prompt_cache(model)
             vocab, dtype = _warm_up(model, caches)
     except MemoryError as error:
         raise ModelError(f"{path} does not fit into this machine's memory.") from error
+    except ConnectionError:
+        raise  # another rank is gone, which says nothing of the model
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
         raise ModelError(f"The model in {path} cannot be loaded: {error}") from error
     return LoadedModel(
         model=model,
         context=window_of(settings, config.context),
-        vocab_size=vocab,
+        vocab_size=_vocabulary(settings, vocab) if config.group is not None else vocab,
         dtype=dtype,
         device=kind,
         native=getattr(model, "in_place", False) or _products(model) is not None,
@@ -90,23 +99,47 @@ def load(config: EngineConfig, note: Note = lambda share: None) -> LoadedModel:
 
 
 def _loaded(
-    config: EngineConfig, weights: Weights, kind: placement.Device, note: Note
+    config: EngineConfig,
+    weights: Weights,
+    kind: placement.Device,
+    note: Note,
+    meet: Callable[[], None],
 ) -> tuple[Any, Any]:
     """The model on its device, and its settings."""
     path = Path(config.model)
     family = vision_in(path)
+    if config.group is not None and family is not None:
+        raise ModelError("A model that takes pictures cannot be split: serve it from one machine.")
     if family is not None:
         from millrace.models.vision.load import load_vision
 
         model, settings = load_vision(path, family)
     else:
         model, settings = load_model(path, lazy=True, trust_remote_code=config.trust_remote_code)
-    model = placement.place(model, weights, kind, path, note, own=family is None)
+    whole = config.group is None
+    if not whole:
+        _split(model, settings, config, meet)
+    model = placement.place(model, weights, kind, path, note, own=family is None, whole=whole)
     if kind != "cpu":
         # There its layers are widened side by side, which waiting for each would undo.
         _read_layers(getattr(model, "layers", None) or [], note)
     mx.eval(model.parameters())
     return model, settings
+
+
+def _split(
+    model: Any, settings: dict[str, Any], config: EngineConfig, meet: Callable[[], None]
+) -> None:
+    from millrace.models import splitting
+
+    assert config.group is not None and config.seat is not None
+    how = splitting.choose(model, settings, config.group.parallel, len(config.group.hosts))
+    meet()
+    group = mx.distributed.init(strict=True, backend=config.group.backend)
+    part = splitting.split(model, how, group)
+    if config.seat.rank:
+        splitting.behead(model)
+    log.info("rank %d of %d, split by %s", part.rank, part.size, part.how)
 
 
 def _read_layers(layers: Sequence[Any], note: Note) -> None:
@@ -123,6 +156,15 @@ def _warm_up(model: Any, caches: list[Any]) -> tuple[int, str]:
     logits = model(mx.array([[0]], mx.int32), cache=caches)
     mx.eval(logits)
     return int(logits.shape[-1]), str(logits.dtype).removeprefix("mlx.core.")
+
+
+def _vocabulary(settings: dict[str, Any], width: int) -> int:
+    """The width of the logits, on ranks that compute none as well."""
+    text = (
+        settings | nested if isinstance(nested := settings.get("text_config"), dict) else settings
+    )
+    found = text.get("vocab_size")
+    return max(width, found) if isinstance(found, int) else width
 
 
 def _weight_bytes(model: Any) -> int:

@@ -38,18 +38,20 @@ def place(
     note: Callable[[float], None] = lambda share: None,
     *,
     own: bool = True,
+    whole: bool = True,
 ) -> Any:
     """A lazily loaded model with the weights that suit the device; perhaps another that stands for it.
 
     The folder it was loaded from may hold weights that only our own kernels read. Without `own`, MLX
-    runs it on every device.
+    runs it on every device. One that is not `whole` is a rank's part: kernels of our own do its products,
+    and the folder's weights are not its own.
     """
     if own and device == "cpu" and wanted == "auto":
-        ours = native(model, blas.threads(), folder, note)
+        ours = native(model, blas.threads(), folder, note) if whole else None
         if ours is not None:
             return ours
         # What is left of the model is widened below.
-        model.own_products = native_layers(model, blas.threads(), folder)
+        model.own_products = native_layers(model, blas.threads(), folder if whole else None)
     mode = resolve_weights(wanted, device)
     if mode == "keep":
         if device == "cuda":

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -89,7 +90,9 @@ class ProcessConnection:
         self._killed: EngineGone | None = None
 
     @classmethod
-    async def launch(cls, config: EngineConfig, file: Path) -> ProcessConnection:
+    async def launch(
+        cls, config: EngineConfig, file: Path, environment: Mapping[str, str] = os.environ
+    ) -> ProcessConnection:
         recording = Recording()
         socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
         try:
@@ -105,7 +108,7 @@ class ProcessConnection:
                 msgspec.json.encode(config).decode(),
                 str(recording.file),
                 stdin=asyncio.subprocess.PIPE,
-                env=os.environ | {"TOKENIZERS_PARALLELISM": "false"},
+                env={**environment, "TOKENIZERS_PARALLELISM": "false"},
                 pass_fds=(recording.file,),
             )
         except BaseException:
@@ -137,7 +140,7 @@ class ProcessConnection:
         if self._hearing.done():
             data, self._hearing = self._hearing.result(), None
             return decoded(data)
-        raise self._killed or _gone(self._process.returncode)
+        raise self._killed or gone(self._process.returncode)
 
     def reading(self) -> Reading | None:
         return self._recording.read()
@@ -190,7 +193,7 @@ def _sort(kind: type[Any], parts: Any, good: list[Any], bad: list[int]) -> None:
             bad.append(int(part[0]))
 
 
-def _gone(code: int | None) -> EngineGone:
+def gone(code: int | None) -> EngineGone:
     if code is None:
         return EngineGone("it closed its connection")
     if code < 0:

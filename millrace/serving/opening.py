@@ -33,6 +33,8 @@ from millrace.serving.metrics import Metrics
 from millrace.serving.model import ServedModel
 from millrace.serving.pictures import ModelPictures, words_in
 from millrace.serving.ranges import MOST
+from millrace.serving.ranks.connection import GroupConnection
+from millrace.serving.ranks.group import Group
 from millrace.serving.request import in_range
 from millrace.serving.residency import Need
 from millrace.text.reading import described
@@ -55,15 +57,23 @@ class Workplace:
         self._folder = _private_folder()
         self._numbers = itertools.count()
 
-    def launcher(self, config: Callable[[], EngineConfig]) -> Callable[[], Awaitable[Connection]]:
+    def launcher(
+        self, config: Callable[[], EngineConfig], group: Group | None = None
+    ) -> Callable[[], Awaitable[Connection]]:
+        """With a `group`, of all its ranks."""
+
         async def launch() -> Connection:
-            if not self._folder.is_dir():  # whatever tidies up temporary files took it away
-                self._folder = _private_folder()
-            # A fresh socket for every engine: nothing of a dead one can be heard by the next.
-            file = self._folder / f"engine-{next(self._numbers)}.sock"
-            return await ProcessConnection.launch(config(), file)
+            if group is not None:
+                return GroupConnection(group, config(), self._file)
+            return await ProcessConnection.launch(config(), self._file())
 
         return launch
+
+    def _file(self) -> Path:
+        if not self._folder.is_dir():  # whatever tidies up temporary files took it away
+            self._folder = _private_folder()
+        # A fresh socket for every engine: nothing of a dead one can be heard by the next.
+        return self._folder / f"engine-{next(self._numbers)}.sock"
 
     def remove(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -102,6 +112,9 @@ class Opening:
     def need(self, spec: ModelSpec) -> Need:
         config, encodes = spec.engine, encoder_in(spec.engine) is not None
         found = footprint(spec.folder, config.weights, encodes=encodes)
+        if config.group is not None:
+            _refuse_split(config, encodes)
+            found = found.part(len(config.group.hosts), _here(config))
         if encodes:
             _refuse_adapters(config)
             work = config.kv_memory or ENCODER_WORK
@@ -133,6 +146,8 @@ class Opening:
             least = min(_LEAST_CACHE, state // 2)
             cache = max(1, min(spare, max(least, int(CACHE_SHARE * state))))
         kv = config.kv_memory or max(1, state - cache)
+        ranks = _here(config)  # each gets its part of what the machine has
+        kv, cache = kv // ranks, cache // ranks
         return msgspec.structs.replace(
             config,
             kv_memory=kv,
@@ -143,7 +158,8 @@ class Opening:
 
     def client(self, spec: ModelSpec, config: Callable[[], EngineConfig]) -> EngineClient:
         admission = Admission(spec.engine.max_running, self._max_queue)
-        launch = self._workplace.launcher(config)
+        group = Group(spec.engine) if spec.engine.group is not None else None
+        launch = self._workplace.launcher(config, group)
         client = EngineClient(
             launch,
             admission,
@@ -151,6 +167,8 @@ class Opening:
             idle=self._idle,
             adapters=self._adapters.of(spec.name, spec.engine.adapters),
         )
+        if group is not None:
+            client.group, group.on_absent = group, client.fail_all
         client.queries.on_change = lambda changes: self._on_cache(spec.name, changes)
         return client
 
@@ -175,6 +193,24 @@ def _refuse_adapters(config: EngineConfig) -> None:
     if config.adapters:
         name = config.adapters[0].name
         raise SetupError(f"--lora {name}: adapters are for models that make text.")
+
+
+def _here(config: EngineConfig) -> int:
+    """How many ranks are on the first one's machine."""
+    if config.group is None:
+        return 1
+    return sum(h.address == config.group.hosts[0].address for h in config.group.hosts)
+
+
+def _refuse_split(config: EngineConfig, encodes: bool) -> None:
+    """What a model that is split over ranks cannot have."""
+    if encodes:
+        raise SetupError("A model that makes numbers cannot be split over ranks.")
+    if config.adapters:
+        name = config.adapters[0].name
+        raise SetupError(f"--lora {name}: a model that is split over ranks takes no adapters.")
+    if sees(read_config(Path(config.model))):
+        raise SetupError("A model that takes pictures cannot be split over ranks.")
 
 
 def _least_cache(config: EngineConfig, kv: int) -> int:

@@ -42,6 +42,8 @@ class Pulse(enum.Enum):
 class Watch:
     processor_time: Callable[[], float | None] = lambda: None
     """Seconds that the process has computed; None if that cannot be told."""
+    frozen: float = FROZEN_SECONDS
+    """Seconds of silence after which it is believed to be."""
     _reading: Reading = field(default_factory=Reading)
     _looked: float | None = None
     _silent: float = 0.0
@@ -70,7 +72,7 @@ class Watch:
             if self._silent == 0.0:
                 self._computed = self.processor_time()
             self._silent += passed
-        if self._silent_for(FROZEN_SECONDS if reading.beats else FIRST_BEAT_SECONDS):
+        if self._silent_for(self.frozen if reading.beats else FIRST_BEAT_SECONDS):
             return Pulse.FROZEN
         if reading.patience is not None and self._still > max(LEAST_PATIENCE, reading.patience):
             return Pulse.STUCK

@@ -281,8 +281,9 @@ def _alive(pid: int) -> bool:
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        (["--worker"], "split over machines"),
-        (["--hostfile", "/x", "--rank", "1"], "split over machines"),
+        (["--worker"], "needs --hostfile and --rank"),
+        (["--hostfile", "/x", "--rank", "1"], "add --worker"),
+        (["--hostfile", "/x"], "cannot be read"),
         (["--as", "llama"], "--as must be one of"),
         (["--addr", "nowhere.invalid:1"], "Cannot listen on"),
     ],

@@ -9,6 +9,7 @@ import msgspec
 from millrace.serving.history import EndedRequest, Sample
 from millrace.serving.in_flight import Phase
 from millrace.serving.keeper import State
+from millrace.serving.ranks.group import RankStatus
 
 
 class Links(msgspec.Struct):
@@ -26,6 +27,8 @@ class Health(msgspec.Struct):
     status: State
     models: dict[str, State]
     error: str | None = None
+    ranks: dict[str, list[str]] | None = None
+    """Of models that are split: how each rank is."""
 
 
 class Cancellation(msgspec.Struct):
@@ -82,7 +85,7 @@ class AdapterStatus(msgspec.Struct):
     error: str | None
 
 
-class ModelStatus(msgspec.Struct):
+class ModelStatus(msgspec.Struct, kw_only=True):
     name: str
     state: State
     stage: str
@@ -114,6 +117,8 @@ class ModelStatus(msgspec.Struct):
     adapter_bytes: int
     totals: TotalsStatus
     requests: list[RequestStatus]
+    ranks: list[RankStatus] | None = None
+    """Of a model that is split over several."""
 
 
 class MemoryBudget(msgspec.Struct):

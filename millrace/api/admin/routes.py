@@ -9,7 +9,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from millrace.api.admin.answers import Cancellation, Health, Root, Status
-from millrace.api.admin.status import status_of
+from millrace.api.admin.status import ranks_of, status_of
 from millrace.api.answer import as_json
 from millrace.api.context import context_of
 from millrace.api.openapi.describe import describe
@@ -48,6 +48,11 @@ async def health(http: HttpRequest) -> Response:
     reasons = [why for i in counted if (why := i.client.why) is not None]
     if reasons:
         body["error"] = reasons[0]
+    split = {
+        i.spec.name: [r["state"] for r in ranks] for i in instances if (ranks := ranks_of(i.client))
+    }
+    if split:
+        body["ranks"] = split
     response = as_json(body)
     response.status_code = 200 if worst is State.READY else 503
     return response

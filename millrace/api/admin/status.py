@@ -14,6 +14,7 @@ from millrace.serving.adapters import ServedAdapter
 from millrace.serving.client import EngineClient
 from millrace.serving.instance import Instance
 from millrace.serving.keeper import State
+from millrace.serving.ranks.group import RankStatus, resident_peak
 from millrace.serving.registry import Registry
 from millrace.version import __version__
 
@@ -62,7 +63,28 @@ def _model(instance: Instance) -> dict[str, Any]:
         "adapter_bytes": client.adapters.nbytes,
         "totals": asdict(client.totals),
         "requests": [_request(r) for r in client.in_flight.values()],
+        **({"ranks": ranks} if (ranks := ranks_of(client)) else {}),
     }
+
+
+def ranks_of(client: EngineClient) -> list[dict[str, Any]]:
+    """How each rank of a split model is; none of one that is not."""
+    if client.group is None:
+        return []
+    ready, up = client.ready, client.state in (State.READY, State.STALLED)
+    first = RankStatus(
+        rank=0,
+        address=client.group.config.hosts[0].address,
+        state="ready" if up else "loading" if client.pid else "waiting",
+        stage="ready" if up else client.stage,
+        pid=client.pid,
+        weight_bytes=ready.weight_bytes if ready else 0,
+        peak_bytes=max(memory.peak if (memory := client.memory) else 0, resident_peak(client.pid)),
+        turns=0,
+        checks=0,
+        error=None if up else client.why,
+    )
+    return [msgspec.structs.asdict(status) for status in client.group.status(first)]
 
 
 def _adapter(adapter: ServedAdapter, client: EngineClient) -> dict[str, Any]:

@@ -14,8 +14,9 @@ from typing import Any
 
 import msgspec
 
-from millrace.config import AdapterConfig, EngineConfig, Task, Weights
-from millrace.errors import BadRequest, ModelError, OutOfMemory
+from millrace.config import AdapterConfig, EngineConfig, GroupConfig, Task, Weights
+from millrace.distributed.hostfile import read_hostfile
+from millrace.errors import BadRequest, ModelError, OutOfMemory, SetupError
 from millrace.models.encoders import encoder_in
 from millrace.models.footprint import device_budget
 from millrace.models.resolve import resolve
@@ -49,7 +50,6 @@ _PLAIN: Mapping[str, tuple[Any, ...]] = {
     "RopeScaling": ("", "none"),
     "CacheTypeKey": ("", "auto", "f16", "bf16", "f32"),
     "CacheTypeValue": ("", "auto", "f16", "bf16", "f32"),
-    "TensorParallelSize": (0, 1),
 }
 """Fields that this server cannot honour, with the values that ask for nothing."""
 _REMEDIES = {
@@ -57,7 +57,6 @@ _REMEDIES = {
     "DraftModel": "answers are guessed ahead from their own text instead",
     "Quantization": "choose a model whose weights are quantised",
     "MMProj": "a model's folder holds all that it needs",
-    "TensorParallelSize": "models are not split over machines yet",
 }
 
 
@@ -81,7 +80,8 @@ def plan_of(wire: Any, base: EngineConfig) -> Plan:
     """The plan for a ModelOptions message, or what is wrong with it."""
     options = options_of(wire.Options)
     given = engine_args_of(wire.EngineArgs)
-    _refuse(wire, options)
+    _refuse(wire)
+    group = _group(wire, options, base)
     identity = wire.Model or wire.ModelFile
     folder = _folder(wire)
     adapters = _adapters(wire)
@@ -91,6 +91,7 @@ def plan_of(wire: Any, base: EngineConfig) -> Plan:
         name=identity,
         **_engine(wire, options, given),
         adapters=adapters,
+        group=group,
     )
     if encoder_in(engine) is None:
         engine = msgspec.structs.replace(engine, context=_window(wire, options, given, folder))
@@ -108,7 +109,7 @@ def plan_of(wire: Any, base: EngineConfig) -> Plan:
     )
 
 
-def _refuse(wire: Any, options: Options) -> None:
+def _refuse(wire: Any) -> None:
     for name, plain in _PLAIN.items():
         value = getattr(wire, name)
         if value not in plain:
@@ -116,12 +117,29 @@ def _refuse(wire: Any, options: Options) -> None:
             raise BadRequest(f"'{name}' ({str(value)[:100]}) is not supported{remedy}")
     if wire.Overrides:
         raise BadRequest("'Overrides' are not supported: they change a GGUF file's own facts")
-    hostfile = options.hostfile or os.environ.get("MLX_DISTRIBUTED_HOSTFILE", "")
-    if hostfile or options.distributed_backend:
+
+
+def _group(wire: Any, options: Options, base: EngineConfig) -> GroupConfig | None:
+    """The ranks that the model is split over: those of the option, else those of the backend's start."""
+    group = base.group
+    if options.hostfile:
+        backend = options.distributed_backend or os.environ.get("MLX_DISTRIBUTED_BACKEND")
+        secret = os.environ.get("MILLRACE_RANKS_SECRET", "")
+        try:
+            group = read_hostfile(options.hostfile, backend=backend, secret=secret)
+        except SetupError as error:
+            raise BadRequest(error.message) from None
+    elif options.distributed_backend and group is None:
         raise BadRequest(
-            "models are not split over machines yet; leave 'hostfile' and 'distributed_backend' "
-            "out to serve the model from this one"
+            "the option 'distributed_backend' needs 'hostfile', which says where ranks are"
         )
+    ranks = len(group.hosts) if group is not None else 1
+    if wire.TensorParallelSize not in (0, ranks):
+        raise BadRequest(
+            f"'TensorParallelSize' ({wire.TensorParallelSize}) is not the number of ranks ({ranks}), which "
+            "the option 'hostfile' names"
+        )
+    return group if ranks > 1 else None
 
 
 def _folder(wire: Any) -> Path:

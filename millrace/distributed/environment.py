@@ -1,0 +1,55 @@
+"""The environment in which MLX finds its group: the variables that mlx.launch sets, made and understood."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from millrace.config import GroupConfig
+
+
+def hostfile_in(environment: Mapping[str, str]) -> tuple[str, int] | None:
+    """The hostfile and the rank that mlx.launch, or LocalAI, has set; None where nobody has."""
+    file = environment.get("MLX_HOSTFILE") or environment.get("MLX_IBV_DEVICES")
+    rank = environment.get("MLX_RANK", "")
+    if not file or not rank.isascii() or not rank.isdigit():
+        return None
+    return file, int(rank)
+
+
+def variables(group: GroupConfig, rank: int, file: str) -> dict[str, str]:
+    """What MLX looks for; `file` is where `contents` was written."""
+    found = {"MLX_RANK": str(rank), "MLX_WORLD_SIZE": str(len(group.hosts))}
+    if group.backend == "ring":
+        found["MLX_HOSTFILE"] = file
+    elif group.backend == "jaccl":
+        found |= {"MLX_IBV_DEVICES": file, "MLX_JACCL_COORDINATOR": group.coordinator}
+    else:
+        first = group.hosts[0]
+        found |= {"NCCL_HOST_IP": first.address, "NCCL_PORT": str(first.port)}
+    return found
+
+
+def contents(group: GroupConfig) -> str:
+    """A hostfile as MLX's own back-ends read it."""
+    if group.backend == "jaccl":
+        return json.dumps([list(names) for names in group.devices])
+    return json.dumps([[f"{h.address}:{h.port}"] for h in group.hosts])
+
+
+def enter(group: GroupConfig, rank: int) -> None:
+    """Set this process's variables, before MLX looks for its group."""
+    handle, name = tempfile.mkstemp(prefix="millrace-hosts-", suffix=".json")
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(contents(group))
+    os.environ.update(variables(group, rank, name))
+
+
+def leave() -> None:
+    """The file has been read."""
+    for name in ("MLX_HOSTFILE", "MLX_IBV_DEVICES"):
+        if "millrace-hosts-" in os.environ.get(name, ""):
+            Path(os.environ[name]).unlink(missing_ok=True)

@@ -1,0 +1,175 @@
+"""What the ranks beside the first do: the same turns, with the tokens that were drawn there, to the same
+state; and how they are told."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import tiny_tokenizer
+from engine.harness import Bench
+from tiny_tokenizer import WORDS
+
+from millrace.cache.store import SegmentStore
+from millrace.distributed import channel as channels
+from millrace.distributed.handshake import Refused
+from millrace.engine.adapters import Adapters
+from millrace.engine.grammar import Grammars
+from millrace.engine.memory import Budget, StateCost
+from millrace.engine.ranks.executors import FollowingExecutor
+from millrace.engine.ranks.follower import Drifted, Follower
+from millrace.engine.ranks.leader import smallest
+from millrace.engine.ranks.order import Close, Order, Share, checksum, encoder, from_leader
+from millrace.engine.runner import Runner
+from millrace.engine.sampler import Sampler
+from millrace.engine.sampling import HostSampling
+from millrace.engine.sights import Sights
+from millrace.engine.turn import Seen, Turn
+from millrace.models.splitting import behead
+from millrace.protocol import Abort, AbortChoice, Choice, Picture, Sampling, Submit
+
+
+class _Leading(Bench):
+    """An engine whose orders are written down."""
+
+    orders: list[bytes]
+
+    def _note(self, seen: Seen, turn: Turn, pictures: list[Picture]) -> None:
+        self.orders = getattr(self, "orders", [])
+        state = checksum(self.engine.state())
+        self.orders.append(encoder.encode(Order(turn, seen.outcome.rows, state)))
+
+
+def _follower(model: Any) -> Follower:
+    model = copy.deepcopy(model)
+    behead(model)
+    runner = Runner(model)
+    store = SegmentStore(runner.make_caches, runner.layout, None)
+    sampler = Sampler(HostSampling())
+    adapters = Adapters(runner.adapters, 0)
+    return Follower(
+        FollowingExecutor(runner, sampler, adapters, Sights(model), None, store, vocabulary=WORDS)
+    )
+
+
+def _request(dice: random.Random, id: int, heads: list[list[int]]) -> Submit:
+    prompt = [
+        *dice.choice(heads),
+        *(dice.randrange(3, WORDS) for _ in range(dice.randrange(1, 60))),
+    ]
+    grammar = None
+    if dice.random() < 0.2:
+        text = 'start: "yes" | "no" | /[a-f]{3,9}/'
+        grammar = json.dumps({"grammars": [{"lark_grammar": text}]})
+    return Submit(
+        id,
+        [*prompt, *prompt[-20:], *prompt[-20:]],
+        [Choice(k, dice.randrange(1 << 40)) for k in range(dice.choice([1, 1, 3]))],
+        dice.randrange(1, 30),
+        Sampling(temperature=dice.choice([0.0, 0.9]), logit_bias={5: 3.0}),
+        priority=dice.choice([0, 0, 1]),
+        logprobs=dice.choice([None, 2]),
+        prompt_logprobs=dice.choice([None, None, None, 1]),
+        grammar=grammar,
+        end_ids=[2],
+        stop_ids=[2],
+    )
+
+
+def test_a_follower_comes_to_the_first_ranks_state_turn_by_turn(tmp_path: Path) -> None:
+    tiny_tokenizer.write(tmp_path)
+    model = tiny.build("llama", vocab_size=WORDS)
+    first = _Leading(
+        model,
+        budget=Budget(Bench(model).budget.cost, 3 << 18),
+        grammars=Grammars(tmp_path, WORDS),
+        cache=1 << 20,
+        prefill_chunk=64,
+        max_running=6,
+        speculate=4,
+        vocabulary=WORDS,
+    )
+    dice = random.Random(5)
+    heads = [[dice.randrange(3, WORDS) for _ in range(n)] for n in (40, 150, 300)]
+    for id in range(60):
+        first.put(_request(dice, id, heads), turns=dice.randrange(6))
+        if dice.random() < 0.2:
+            gone = dice.randrange(max(0, id - 5), id + 1)
+            first.put(dice.choice([Abort(gone), AbortChoice(gone, 0)]))
+    # One that cannot be: its token is beyond the vocabulary.
+    first.put(Submit(1000, [WORDS + 5, 1], [Choice(0, 1)], 4, Sampling(0.0)), turns=3)
+    first.turn()
+    first.drain()
+    assert 1000 in first.failed
+
+    follower = _follower(model)
+    for raw in first.orders:
+        assert follower.obey(from_leader.decode(raw))
+    end = Close(first.engine._outcome.rows, checksum(first.engine.state()))
+    assert not follower.obey(end)
+    assert follower.checks == len(first.orders) + 1
+    operations = {
+        type(o).__name__ for raw in first.orders for o in from_leader.decode(raw).turn.operations
+    }
+    assert {"Restore", "Keep", "Evict", "Drop", "Forget", "Forward", "Chunk"} <= operations
+
+
+def test_a_follower_whose_state_is_another_says_so() -> None:
+    model = tiny.build("llama")
+    follower = _follower(model)
+    with pytest.raises(Drifted):
+        follower.obey(Order(Turn(1), [], check=7))
+
+
+def test_budgets_are_the_smallest_ranks() -> None:
+    budget = Budget(StateCost(per_token=100), 1_000_000)
+    wide = Share(1, 0, row_bytes=100 * 1024, kv_bytes=600_000, cache_bytes=90)
+    # The same room for rows that are half as large holds twice as many.
+    narrow = Share(2, 0, row_bytes=50 * 1024, kv_bytes=400_000, cache_bytes=90)
+    assert smallest(budget, 100, [wide]) == (600_000, 90)
+    assert smallest(budget, 100, [narrow]) == (800_000, 100)
+    assert smallest(budget, 100, []) == (1_000_000, 100)
+
+
+def test_only_who_has_the_secret_is_let_in() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = listener.getsockname()
+    heard: list[Any] = []
+
+    def serve() -> None:
+        for _ in range(4):
+            try:
+                said, channel = channels.accept(
+                    listener, "right", lambda hello: None if hello.rank == 1 else "not expected"
+                )
+                heard.append((said.role, said.rank, channel.receive()))
+                channel.close()
+            except (Refused, OSError) as error:
+                heard.append(type(error).__name__)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    with pytest.raises(Refused, match="secret"):
+        channels.connect(address, "wrong", "turns", 1, 5)
+    with pytest.raises(Refused, match="not expected"):
+        channels.connect(address, "right", "turns", 2, 5)
+    with socket.create_connection(address) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" + b"x" * 5000)
+        stranger.settimeout(5)
+        try:
+            assert stranger.recv(100) == b""
+        except ConnectionResetError:
+            pass
+    channel = channels.connect(address, "right", "turns", 1, 5)
+    channel.send(b"x" * 100_000)
+    thread.join(10)
+    listener.close()
+    assert heard[-1] == ("turns", 1, b"x" * 100_000)
+    assert heard[:-1] == ["Refused"] * 3
