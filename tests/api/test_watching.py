@@ -203,6 +203,16 @@ def test_a_page_is_the_servers_own_by_the_name_it_was_asked_under(
     assert not is_foreign(origin, host, ("*",))
 
 
+def test_whatever_a_line_is_about_can_be_told() -> None:
+    async def told() -> bytes:
+        lines = LogLines()
+        odd = {"fields": {"path": Path("/x"), "kinds": {1, 2}, "none": None, "deep": [object]}}
+        lines.handle(logging.makeLogRecord({"msg": "odd", "levelno": logging.INFO, **odd}))
+        return await anext(lines.events(logging.INFO, 10, 0.01))
+
+    assert b'"path":"/x"' in asyncio.run(told())
+
+
 async def _gap_and_lines(lines: LogLines) -> list[bytes]:
     events = lines.events(logging.INFO, 0, 0.01)
     await anext(events)

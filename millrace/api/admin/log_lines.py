@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator
+from types import NoneType
 from typing import Any
 
 from millrace import logs
@@ -52,7 +53,9 @@ class LogLines(logging.Handler):
         """Streams end when they hear of it."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        fields = logs.fields_of(record)
+        plain = (str, int, float, NoneType)
+        told = logs.fields_of(record).items()
+        fields: dict[str, Any] = {k: v if isinstance(v, plain) else str(v) for k, v in told}
         for name in ("message", "trace"):
             if len(text := fields.get(name, "")) > _LONGEST:
                 fields[name] = f"{text[:_LONGEST]}…"
