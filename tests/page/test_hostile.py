@@ -105,9 +105,10 @@ def test_what_grows_piece_by_piece_ends_as_what_came_at_once(served: Server, tab
         """async (text) => {
       const { MarkdownView } = await import(document.querySelector('link[href$="/markdown.js"]').href);
       const whole = document.createElement('div'), grown = document.createElement('div');
-      new MarkdownView(whole).update(text);
-      const view = new MarkdownView(grown);
+      const first = new MarkdownView(whole), view = new MarkdownView(grown);
+      first.update(text);
       for (let at = 1; at <= text.length; at++) view.update(text.slice(0, at));
+      while (!first.settled || !view.settled) await new Promise(requestAnimationFrame);
       return [whole.innerHTML === grown.innerHTML, whole.innerHTML, grown.innerHTML];
     }""",
         ANSWER
