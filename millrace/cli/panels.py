@@ -12,6 +12,8 @@ _EPILOG = (
     "Every option can stand in millrace.toml under its name, and in the environment: MILLRACE_PORT "
     "is --port."
 )
+OTHERS = "Others"
+"""Where an option is shown that nobody has given a group."""
 PANELS = {
     "Models": "config_ name alias only on_demand model_dir memory pin ttl max_waiting weights context "
     "trust_remote_code tool_format reasoning_format",
@@ -39,7 +41,7 @@ def add_in_panels(app: typer.Typer, command: Callable[..., None]) -> None:
     for name, hint in hints.items():
         for note in getattr(hint, "__metadata__", ()):
             if isinstance(note, OptionInfo):
-                note.rich_help_panel = panels[name]
+                note.rich_help_panel = panels.get(name, OTHERS)
                 note.show_envvar = False  # all have one alike, which is said once
     command.__annotations__ = hints
     settings = {"auto_envvar_prefix": "MILLRACE"}

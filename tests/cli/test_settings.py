@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from millrace.cli.app import app
 from millrace.cli.models_served import specs_of
-from millrace.cli.panels import PANELS
+from millrace.cli.panels import OTHERS, PANELS
 from millrace.cli.settings import read
 from millrace.config import EngineConfig, ServeConfig
 from millrace.durations import seconds_of
@@ -276,6 +276,7 @@ def test_every_option_of_serve_is_shown_in_a_group_and_says_where_else_it_can_st
     told = CliRunner().invoke(app, ["serve", "-h"], env={"COLUMNS": "120", "TERM": "dumb"}).output
     for title in PANELS:
         assert title in told
+    assert f"─ {OTHERS} ─" not in told
     assert "MILLRACE_PORT is --port" in told and "[env var" not in told
     names = [name for names in PANELS.values() for name in names.split()]
     assert len(names) == len(set(names))
