@@ -97,6 +97,27 @@ class RankSeat(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it has its machine for itself, and shares it with no other rank."""
 
 
+class SpecPrefillConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A draft that chooses what of a long prompt is run, and when it is asked."""
+
+    draft: str
+    """Its folder."""
+    on: bool = False
+    """Whether it is asked where a request says nothing."""
+    threshold: int = 8192
+    """Tokens that must be left to run after the cached and the system part for that."""
+    keep: float = 0.3
+    """The share that stays of what may be left out."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.threshold <= 2**62:
+            raise SetupError(f"--specprefill-threshold cannot be {self.threshold}.")
+        if not 0 < self.keep <= 1:
+            raise SetupError(
+                f"--specprefill-keep-pct is a share above 0 and at most 1, not {self.keep}."
+            )
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All that an engine process is told at its start."""
 
@@ -146,6 +167,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The ranks that the model is split over; None for one process that has all of it."""
     seat: RankSeat | None = None
     """This process's place among them."""
+    specprefill: SpecPrefillConfig | None = None
+    """None has no draft."""
+    draft_memory: int | None = None
+    """Bytes for a draft's state: the prompt at hand and its own prefix cache; None takes an eighth of what
+    there is for state."""
     trust_remote_code: bool = False
     tool_format: str | None = None
     """The family of tool calls; None detects it."""
@@ -169,6 +195,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 _positive(option, value)
         if self.context is not None:
             _positive("--context", self.context)
+        if self.group is not None and self.specprefill is not None:
+            raise SetupError(
+                "--specprefill-draft does not work for a model that is split over ranks."
+            )
         if self.speculate is not None and not 0 <= self.speculate <= 64:
             raise SetupError("--speculate takes 0 to 64 tokens.")
         names = [one.name for one in self.adapters]

@@ -27,6 +27,7 @@ from millrace.config import AdapterConfig, EngineConfig, Task, Weights
 from millrace.errors import ModelNotFound
 from millrace.media.limits import MediaLimits
 from millrace.protocol import Encoded
+from millrace.serving.drafts import specprefill_of, with_draft
 from millrace.serving.encodings import EncodingRun, numbers
 from millrace.serving.fold import fold
 from millrace.serving.inprocess import ThreadConnection
@@ -73,13 +74,19 @@ class LLM:
         pooling: str | None = None,
         trust_remote_code: bool = False,
         adapters: Mapping[str, str] | None = None,
+        specprefill_draft: str | None = None,
+        specprefill: bool = False,
+        specprefill_threshold: int | None = None,
+        specprefill_keep_pct: float | None = None,
     ) -> None:
         """`task` embed or rerank makes a decoder an encoder; models that are one need no word.
-        `adapters` are folders by the names that `generate` is given."""
+        `adapters` are folders by the names that `generate` is given. The options of SpecPrefill are those
+        of `millrace serve`."""
         from millrace.models.resolve import resolve
 
         found = resolve(model)
-        self._config = EngineConfig(
+        sparse = specprefill_draft, specprefill, specprefill_threshold, specprefill_keep_pct
+        config = EngineConfig(
             model=str(found.path),
             name=found.name,
             weights=weights,
@@ -93,7 +100,9 @@ class LLM:
                 AdapterConfig(name=name, path=str(Path(path).expanduser().absolute()))
                 for name, path in (adapters or {}).items()
             ),
+            specprefill=specprefill_of(*sparse),
         )
+        self._config = with_draft(config)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="millrace-front", daemon=True
@@ -140,7 +149,8 @@ class LLM:
         """Answer one prompt, or several at once in one batch.
 
         Options: temperature, top_p, top_k, min_p, typical_p, the penalties, logit_bias, min_tokens,
-        bad_words, seed, max_tokens, stop, stop_token_ids, ignore_eos, priority, timeout; and adapter,
+        bad_words, seed, max_tokens, stop, stop_token_ids, ignore_eos, priority, timeout, specprefill,
+        specprefill_keep_pct; and adapter,
         the name of one of those that the model was loaded with. What is left out is the model's own
         default.
         """

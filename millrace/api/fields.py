@@ -29,6 +29,7 @@ _CHANGES_THE_ANSWER: dict[str, tuple[Any, ...]] = dict.fromkeys(
         *("tools", "tool_choice", "functions", "function_call", "parallel_tool_calls"),
         *("echo", "suffix", "logprobs", "top_logprobs", "prompt_logprobs"),
         *("logits_processors", "custom_logit_processor", "truncate_prompt_tokens", "lora_path"),
+        *("specprefill", "specprefill_keep_pct"),
     ),
     _NOTHING,
 ) | {

@@ -4,6 +4,8 @@ our own words beside theirs, declared once.
 
 from __future__ import annotations
 
+import msgspec
+
 from millrace.serving.forms import FormFields
 from millrace.serving.ranges import (
     BadWords,
@@ -19,6 +21,21 @@ from millrace.serving.ranges import (
     TopK,
     Unit,
 )
+from millrace.serving.request import Request
+
+
+class SpecPrefillFields(msgspec.Struct, kw_only=True):
+    """The same of protocols that have their wishes elsewhere in the body."""
+
+    specprefill: bool | None = None
+    specprefill_keep_pct: Share | None = None
+
+    def cut(self, request: Request) -> None:
+        """Have it so where the wishes stand elsewhere in the body; what is said here goes first."""
+        if self.specprefill is not None:
+            request.specprefill = self.specprefill
+        if self.specprefill_keep_pct is not None:
+            request.specprefill_keep_pct = self.specprefill_keep_pct
 
 
 class AnswerFields(FormFields, kw_only=True):
@@ -46,3 +63,7 @@ class AnswerFields(FormFields, kw_only=True):
     """Seconds until the request ends with an error."""
     cache_salt: Salt | None = None
     """Cached state is shared only with requests of the same salt."""
+    specprefill: bool | None = None
+    """Whether a draft chooses what of a long prompt is run."""
+    specprefill_keep_pct: Share | None = None
+    """The share of it that stays: 0.3 is 30 %."""

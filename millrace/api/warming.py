@@ -48,6 +48,7 @@ async def request_of(model: ServedModel, item: str | Talk, salt: str = "") -> Re
     request.ignore_eos = True
     request.priority = _LAST
     request.cache_salt = salt
+    request.specprefill = False  # of what is left out nothing would be there
     return request
 
 

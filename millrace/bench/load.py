@@ -34,6 +34,9 @@ class Wire(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float = 0.0
     ignore_eos: bool = False
     timeout: float = 600.0
+    specprefill: bool | None = None
+    """Sent where somebody chose; so is the share that stays."""
+    specprefill_keep_pct: float | None = None
 
 
 def make_client() -> httpx.AsyncClient:
@@ -64,6 +67,10 @@ def body(item: Item, model: str, wire: Wire) -> bytes:
         fields["prompt"] = item.prompt
     if wire.ignore_eos:
         fields["ignore_eos"] = True
+    if wire.specprefill is not None:
+        fields["specprefill"] = wire.specprefill
+    if wire.specprefill_keep_pct is not None:
+        fields["specprefill_keep_pct"] = wire.specprefill_keep_pct
     return msgspec.json.encode(fields)
 
 

@@ -99,6 +99,17 @@ def bench(
             help="Ask for exactly max_tokens tokens; some servers refuse the field.",
         ),
     ] = False,
+    specprefill: Annotated[
+        bool | None,
+        typer.Option(
+            "--specprefill/--no-specprefill",
+            help="Ask for SpecPrefill, or for none; the server's own setting if left out.",
+        ),
+    ] = None,
+    specprefill_keep_pct: Annotated[
+        float | None,
+        typer.Option(min=0.0001, max=1.0, help="The share of long prompts that stays with it."),
+    ] = None,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds per request.")] = 600.0,
     slo_ttft: Annotated[
         str | None, typer.Option(help="Goodput: time to the first text, as 500ms or 2s.")
@@ -146,7 +157,12 @@ def bench(
             chat=chat,
         ),
         wire=Wire(
-            endpoint=endpoint, temperature=temperature, ignore_eos=ignore_eos, timeout=timeout
+            endpoint=endpoint,
+            temperature=temperature,
+            ignore_eos=ignore_eos,
+            timeout=timeout,
+            specprefill=specprefill,
+            specprefill_keep_pct=specprefill_keep_pct,
         ),
         requests=_count(requests, items),
         trace=items,

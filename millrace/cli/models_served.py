@@ -20,6 +20,7 @@ from millrace.models.encoders.facts import pooling_called
 from millrace.models.fetch import Progress
 from millrace.models.resolve import resolve
 from millrace.serving.catalogue import Catalogue, ModelSpec
+from millrace.serving.drafts import specprefill_of, with_draft
 from millrace.serving.listening import bind
 from millrace.serving.opening import check_defaults
 from millrace.text.conversation import Conversation
@@ -58,7 +59,7 @@ def catalogue_of(
     base = ModelSpec(engine=config.engine, defaults=config.defaults, ttl=stays, named=True)
     served = specs_of(models, tables, base, progress, name=name, aliases=aliases, pins=pins)
     found = ModelSpec(
-        engine=msgspec.structs.replace(config.engine, adapters=()),
+        engine=msgspec.structs.replace(config.engine, adapters=(), specprefill=None),
         defaults=config.defaults,
         ttl=_FOUND_STAY if ttl is None else stays,
     )
@@ -87,7 +88,12 @@ def specs_of(
             "--name and --alias are for a single model; write several as NAME=MODEL, or in a "
             "configuration file."
         )
-    lora = base.engine.adapters
+    lora, sparse = base.engine.adapters, base.engine.specprefill
+    if sparse is not None and len(given) != 1:
+        raise SetupError(
+            "--specprefill-draft is for a single model; give those of several in a configuration file."
+        )
+    base = replace(base, engine=with_draft(base.engine, progress))
     if lora and len(given) != 1:
         raise SetupError(
             "--lora is for a single model; give those of several in a configuration file."
@@ -96,7 +102,10 @@ def specs_of(
         if own is None and name is None and model in specs:
             key = model
             engine = specs[key].engine
-            engine = msgspec.structs.replace(engine, adapters=(*engine.adapters, *lora))
+            sparse = base.engine.specprefill or engine.specprefill
+            engine = msgspec.structs.replace(
+                engine, adapters=(*engine.adapters, *lora), specprefill=sparse
+            )
             aliases_ = (*specs[key].aliases, *aliases)
             specs[key] = replace(specs[key], engine=engine, aliases=aliases_)
         else:
@@ -117,6 +126,13 @@ def _from_table(key: str, table: ModelTable, base: ModelSpec, progress: Progress
         raise SetupError(f"{where} model is empty; name a folder, a file or a model.")
     found = resolve(str(Path(table.model).expanduser()), progress=progress)
     changes: dict[str, Any] = {"model": str(found.path), "name": key}
+    changes["specprefill"] = specprefill_of(
+        table.specprefill_draft,
+        table.specprefill,
+        table.specprefill_threshold,
+        table.specprefill_keep_pct,
+        f"{where} ",
+    )
     changes["adapters"] = tuple(adapter_in(n, path) for n, path in table.lora.items())
     for field in ("weights", "context", "task", "pooling", "tool_format", "reasoning_format"):
         if (value := getattr(table, field)) is not None:
@@ -128,7 +144,7 @@ def _from_table(key: str, table: ModelTable, base: ModelSpec, progress: Progress
     ttl = base.ttl if table.ttl is None else time_of(f"{where} ttl", str(table.ttl))
     return replace(
         base,
-        engine=msgspec.structs.replace(base.engine, **changes),
+        engine=with_draft(msgspec.structs.replace(base.engine, **changes), progress),
         aliases=tuple(table.aliases),
         defaults=base.defaults | table.defaults,
         template_arguments=table.template_arguments,

@@ -22,6 +22,7 @@ PANELS = {
     "How it answers where a request says nothing": "temperature top_p top_k min_p repetition_penalty "
     "presence_penalty frequency_penalty max_tokens",
     "Batch and memory": "max_running kv_memory max_stall prefill_chunk speculate",
+    "Long prompts": "specprefill_draft specprefill specprefill_threshold specprefill_keep_pct",
     "Prefix cache": "cache cache_memory cache_disk cache_dir cache_quant cache_isolation "
     "checkpoint_every warm strip_volatile",
     "Adapters": "lora lora_dir lora_memory",

@@ -10,6 +10,7 @@ import typer
 
 from millrace.cli import rank_options
 from millrace.cli import sampling_options as sampling
+from millrace.cli import specprefill as specprefill_options
 from millrace.cli.panels import add_in_panels
 from millrace.cli.settings import tables_of, use_file
 from millrace.config import EngineConfig, Isolation, LogFormat, ServeConfig, SmgEngine, Weights
@@ -75,8 +76,7 @@ def serve(
         ),
     ] = None,
     max_waiting: Annotated[
-        int,
-        typer.Option(help="Requests that may wait for a model to load; more get a 503."),
+        int, typer.Option(help="Requests that may wait for a model to load; more get a 503.")
     ] = 256,
     lora: Annotated[
         list[str] | None,
@@ -118,14 +118,10 @@ def serve(
     ] = None,
     cors_origin: Annotated[
         list[str] | None,
-        typer.Option(
-            help="A web site whose pages may use this server, like https://example.org, or *; "
-            "may be repeated."
-        ),
+        typer.Option(help="A web site whose pages may use this server, or *; may be repeated."),
     ] = None,
     context: Annotated[
-        int | None,
-        typer.Option(help="Context window in tokens; the model's own if left out."),
+        int | None, typer.Option(help="Context window in tokens; the model's own if left out.")
     ] = None,
     weights: Annotated[
         str,
@@ -168,6 +164,10 @@ def serve(
             "8 on a CPU and none elsewhere if not given."
         ),
     ] = None,
+    specprefill_draft: specprefill_options.DraftOption = None,
+    specprefill: specprefill_options.SwitchOption = False,
+    specprefill_threshold: specprefill_options.ThresholdOption = None,
+    specprefill_keep_pct: specprefill_options.KeepOption = None,
     cache: Annotated[
         bool, typer.Option(help="Keep the state of prompts and answers for later requests.")
     ] = True,
@@ -212,8 +212,7 @@ def serve(
     warm: Annotated[
         str | None,
         typer.Option(
-            help='A file of prompts to run at the start, one a line: {"prompt": ...} or '
-            '{"messages": [...], "tools": [...]}.'
+            help='Prompts to run at the start, one a line: {"prompt": ...} or {"messages": [...]}.'
         ),
     ] = None,
     strip_volatile: Annotated[
@@ -238,10 +237,7 @@ def serve(
         float, typer.Option(help="Seconds of silence after which a stream gets a comment line.")
     ] = 5.0,
     reader_timeout: Annotated[
-        float,
-        typer.Option(
-            help="Seconds after which a client that takes nothing of its answer is let go."
-        ),
+        float, typer.Option(help="Seconds after which a client that reads nothing is let go.")
     ] = 60.0,
     drain_timeout: Annotated[
         float, typer.Option(help="Seconds that running streams get to finish on SIGTERM.")
@@ -302,6 +298,7 @@ def serve(
     from millrace.cli.progress import reporter
     from millrace.cli.serving import run
     from millrace.cli.values import adapter_of, bytes_of, one_of, said, task_of
+    from millrace.serving.drafts import specprefill_of
     from millrace.serving.keys import gather
 
     log_level = one_of("--log-level", log_level, ("debug", "info", "warning", "error"))
@@ -323,6 +320,9 @@ def serve(
             prefill_chunk=prefill_chunk,
             speculate=speculate,
             max_stall=max_stall,
+            specprefill=specprefill_of(
+                specprefill_draft, specprefill, specprefill_threshold, specprefill_keep_pct
+            ),
             kv_memory=bytes_of("--kv-memory", kv_memory),
             cache=cache,
             cache_memory=bytes_of("--cache-memory", cache_memory),

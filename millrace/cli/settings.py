@@ -50,6 +50,11 @@ class ModelTable(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     weights: Weights | None = None
     lora: dict[str, str] = {}
     """Folders of adapters by their names."""
+    specprefill_draft: str | None = None
+    """A smaller model of the same vocabulary, for SpecPrefill."""
+    specprefill: bool | None = None
+    specprefill_threshold: int | None = None
+    specprefill_keep_pct: float | None = None
     kv_memory: str | int | None = None
     cache_memory: str | int | None = None
 

@@ -16,6 +16,7 @@ from millrace.engine.memory import Budget
 from millrace.engine.runner import Runner
 from millrace.engine.sampler import Sampler
 from millrace.engine.sights import Sights
+from millrace.engine.specprefill.draft import Draft
 from millrace.engine.transport import Transport
 from millrace.flight import FlightRecorder, NullRecorder
 
@@ -59,6 +60,7 @@ def assemble(
     no_adapters: str | None = None,
     closing: Closing | None = None,
     closed: Callable[[], None] | None = None,
+    draft: Draft | None = None,
 ) -> Engine:
     """`no_adapters` says why adapters cannot be had."""
     recorder = recorder or NullRecorder()
@@ -73,10 +75,12 @@ def assemble(
         trimmable=runner.trimmable,
         picture_room=picture_room,
         whole_pictures=getattr(runner.model, "whole_pictures", False),
+        scorings=draft.scorings if draft is not None else None,
     )
     sights = Sights(runner.model)
     adapters = Adapters(runner.adapters, adapter_room, no_adapters)
-    executor = executes(runner, sampler, adapters, sights, grammars, store, recorder, vocabulary)
+    made = runner, sampler, adapters, sights, grammars, store, recorder, vocabulary
+    executor = executes(*made, draft.scorer if draft is not None else None)
     return Engine(
         decider,
         executor,

@@ -9,6 +9,7 @@ import enum
 from dataclasses import dataclass, field
 
 from millrace.engine.penalties import wanted
+from millrace.engine.specprefill.selection import Kept
 from millrace.engine.speculation import Guesser
 from millrace.protocol import Choice, Prefilled, Submit
 from millrace.protocol.prefixes import HitKind
@@ -50,7 +51,9 @@ class Seat:
     """What it has generated, before a resume included."""
     arrived: float
     keys: list[int] = field(default_factory=list)
-    """Its prompt as the prefix cache knows it."""
+    """Its prompt as the prefix cache knows it, without what is left out."""
+    kept: Kept | None = None
+    """What stays of its prompt, where some is left out."""
     phase: Phase = Phase.QUEUED
     held: int = 0
     """Tokens whose state it holds in the batch."""
@@ -71,8 +74,9 @@ class Seat:
 
     @property
     def length(self) -> int:
-        """Tokens of context, prompt and generated, as far as they are known."""
-        return len(self.request.prompt) + len(self.tokens)
+        """Tokens of context that have state, prompt and generated, as far as they are known."""
+        dropped = self.kept.dropped if self.kept is not None else 0
+        return len(self.request.prompt) - dropped + len(self.tokens)
 
     @property
     def spent(self) -> bool:
@@ -135,6 +139,8 @@ class Job:
     """Tokens that it can run to with the pictures that have been encoded."""
     blind: bool = False
     """It cannot go on before a picture has been encoded."""
+    unscored: bool = False
+    """What stays of it has not been chosen yet."""
     missed: set[str] = field(default_factory=set)
     """Pictures that it had to wait for, or was told to have found."""
 
@@ -144,7 +150,17 @@ class Job:
     @property
     def waits(self) -> bool:
         """Whether what it needs next is not computed by a chunk."""
-        return self.blocked or self.blind
+        return self.blocked or self.blind or self.unscored
+
+    @property
+    def kept(self) -> Kept | None:
+        """What stays of its request's prompt; its tokens are without the rest."""
+        return self.seats[0].kept
+
+    @property
+    def exact(self) -> int:
+        """Tokens whose state is what it is in any prompt that begins with them."""
+        return self.kept.exact if self.kept is not None else len(self.tokens)
 
     @property
     def priority(self) -> int:
@@ -188,7 +204,7 @@ class Job:
     @property
     def fresh(self) -> bool:
         """Whether nothing of it is there yet, and it may run beside others."""
-        apart = self.alone or self.wants_logprobs or self.request.media
+        apart = self.alone or self.wants_logprobs or self.request.media or self.kept
         return not (self.done or self.known or apart)
 
     @property

@@ -38,6 +38,8 @@ _NOTED = 0.05
 _LEAST_ADAPTERS = 64 << 20
 CACHE_SHARE = 0.3
 """The part of the memory for state that the prefix cache takes, where nobody says."""
+DRAFT_PART = 8
+"""A draft has this part of the memory for state, where nobody says."""
 CPU_CHUNK, GPU_CHUNK = 512, 2048
 """The most prompt tokens of a chunk, where the configuration does not say."""
 CPU_BURST = 20.0
@@ -83,7 +85,8 @@ def build(
     from millrace.engine.runner import Runner, whole
     from millrace.engine.sampler import Sampler
     from millrace.engine.sampling import DeviceSampling, HostSampling, SamplingBackend
-    from millrace.engine.warmup import warm_up
+    from millrace.engine.specprefill.draft import Draft, draft_of, load_draft
+    from millrace.engine.warmup import warm_up, warm_up_draft
     from millrace.models.load import load
 
     last = -1.0
@@ -96,13 +99,21 @@ def build(
 
     leader = _leader(config, transport)
     loaded = load(config, note, leader.meet) if leader else load(config, note)
+    beside: LoadedModel | None = None
+    if config.specprefill is not None:
+        transport.send(Loading("loading the draft"))
+        beside = load_draft(config, config.specprefill, loaded)
     on_cpu = loaded.device == "cpu"
     backend: SamplingBackend = HostSampling() if on_cpu else DeviceSampling()
     config = completed(config, on_cpu, native=loaded.native)
-    pictures = 0
+    pictures = drafted = 0
+    weights = loaded.weight_bytes
     if loaded.sees:
         pictures = config.picture_memory or picture_room(_spare(config, loaded))
-    kv, cached = rooms(config, loaded, pictures)
+    if beside is not None:
+        weights += beside.weight_bytes
+        drafted = config.draft_memory or max(_LEAST_CACHE, _spare(config, loaded) // DRAFT_PART)
+    kv, cached = rooms(config, loaded, pictures + drafted + weights - loaded.weight_bytes)
     forward = whole
     # Pieces that run side by side would mix the order of ranks' collectives.
     if on_cpu and not loaded.native and not leader and 1 < blas.threads() <= MOST_LANES:
@@ -113,7 +124,10 @@ def build(
         kv, cached = smallest(budget, cached, leader.shares())
         budget = Budget(budget.cost, kv)
     state = budget.limit + (cached if config.cache else 0)
-    device.bound_freed(loaded.weight_bytes + state + pictures)
+    device.bound_freed(weights + state + pictures + drafted)
+    draft: Draft | None = None
+    if beside is not None:
+        draft = draft_of(config, beside, loaded, drafted)
     index = store = None
     if config.cache:
         disk, problem = disk_tier(config, runner.layout, loaded)
@@ -130,6 +144,8 @@ def build(
             told=config.cache_told,
         )
     if not on_cpu:
+        if draft is not None:
+            warm_up_draft(draft.runner, config.prefill_chunk or 0)
         transport.send(Loading("compiling kernels"))
         if loaded.sees:
             loaded.model.warm_up()
@@ -154,6 +170,7 @@ def build(
         no_adapters=NO_ADAPTERS if leader else None,
         closing=leader.close if leader else None,
         closed=leader.end if leader else None,
+        draft=draft,
     )
     if leader:
         leader.lead(engine.state)
@@ -164,7 +181,7 @@ def build(
             dtype=loaded.dtype,
             vocab_size=loaded.vocab_size,
             load_seconds=loaded.seconds,
-            weight_bytes=loaded.weight_bytes,
+            weight_bytes=weights,
             kv_budget=budget.limit,
             kv_bytes_per_token=budget.row(1023) // 1024,
             device_bytes=device.describe().memory,
@@ -190,12 +207,13 @@ def _spare(config: EngineConfig, loaded: LoadedModel) -> int:
     return int(0.8 * (memory - loaded.weight_bytes))
 
 
-def rooms(config: EngineConfig, loaded: LoadedModel, pictures: int) -> tuple[int, int]:
-    """Bytes for the state of running requests, and for the prefix cache."""
+def rooms(config: EngineConfig, loaded: LoadedModel, taken: int) -> tuple[int, int]:
+    """Bytes for the state of running requests, and for the prefix cache, beside what is `taken` by pictures
+    and a draft."""
     spare = _spare(config, loaded)
     cached = config.cache_memory or max(_LEAST_CACHE, int(CACHE_SHARE * spare))
     rest = spare - cached if config.cache else spare
-    rest -= pictures + (config.adapter_memory or 0)
+    rest -= taken + (config.adapter_memory or 0)
     kv = config.kv_memory or max(_LEAST_KV_MEMORY, rest)
     if config.seat is not None and config.seat.rank:
         # What the first rank's machine has, another need not have.

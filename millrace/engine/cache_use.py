@@ -19,15 +19,23 @@ class CacheUse:
 
     def expect(self, job: Job, out: Operations) -> None:
         """A prompt has come: see what is known of it, and begin to read what is on disk."""
+        self._pause(job)
+        if not job.wants_logprobs:
+            job.known = self.index.known(job.salt, _reusable(job))
+            job.ticket = self.index.fetch(out, job.salt, _reusable(job))
+            job.blocked = self.index.waits(job.ticket)
+
+    def narrowed(self, job: Job) -> None:
+        """Some of the prompt is left out, of which nothing had been known."""
+        self._pause(job)
+        job.known = min(job.known, job.exact)
+
+    def _pause(self, job: Job) -> None:
         if self._uncut:
-            last = len(job.tokens) - 1
+            last = min(len(job.tokens) - 1, job.exact)
             steps = range(self._every, last, self._every)
             boundaries = [b for b in job.request.boundaries if b < last]
             job.pauses = sorted({*steps, *boundaries, last})
-        if not job.wants_logprobs:
-            job.known = self.index.known(job.salt, job.tokens)
-            job.ticket = self.index.fetch(out, job.salt, job.tokens)
-            job.blocked = self.index.waits(job.ticket)
 
     def observe(
         self, events: list[AnyObservation], jobs: list[Job], out: Operations, now: float
@@ -40,7 +48,7 @@ class CacheUse:
 
     def begin(self, job: Job, out: Operations, now: float) -> None:
         """A prompt is about to run: what is known need not be."""
-        found = self.index.restore(out, job.number, job.salt, job.tokens, job.ticket, now)
+        found = self.index.restore(out, job.number, job.salt, _reusable(job), job.ticket, now)
         job.ticket = None
         if found is not None:
             job.done = found.at
@@ -52,11 +60,13 @@ class CacheUse:
         end = job.done == len(job.tokens) - 1
         boundary = end or job.done in job.request.boundaries
         pause = boundary or job.done in job.pauses
+        if job.done > job.exact:
+            boundary = pause = False
         job.written += self._keep(job, out, now, state=pause, boundary=boundary)
 
     def dropped(self, job: Job, out: Operations, now: float) -> None:
         """A prompt is given up half-way: whoever asks again goes on from here."""
-        if self._uncut and job.done:
+        if self._uncut and 0 < job.done <= job.exact:
             self._keep(job, out, now, state=True, boundary=False)
 
     def unwanted(self, job: Job) -> None:
@@ -69,7 +79,7 @@ class CacheUse:
             out,
             Source("job", job.number),
             job.salt,
-            job.tokens[: job.done],
+            job.tokens[: min(job.done, job.exact)],
             state=state,
             boundary=boundary,
             now=now,
@@ -78,6 +88,8 @@ class CacheUse:
 
     def row(self, seat: Seat, out: Operations, now: float) -> None:
         """A row leaves the batch."""
+        if seat.kept is not None:
+            return  # what of it is exact was kept when its prompt ran
         tokens = [*seat.keys, *seat.tokens]
         # A token that was drawn and never read may have been run: what follows it is unknown.
         known = seat.held <= len(tokens)
@@ -91,3 +103,9 @@ class CacheUse:
             now=now,
             owner=seat.request.id,
         )
+
+
+def _reusable(job: Job) -> list[int]:
+    """The tokens whose state may be another's: none after one that is left out. Of those that are looked
+    for, one is always left to run."""
+    return job.tokens if job.kept is None else job.tokens[: job.exact + 1]

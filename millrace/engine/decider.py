@@ -28,6 +28,7 @@ from millrace.engine.quarantine import Quarantine
 from millrace.engine.requests import Draft, Requests
 from millrace.engine.scheduler import Scheduler
 from millrace.engine.shapes import Shapes
+from millrace.engine.specprefill.scorings import Scorings
 from millrace.engine.speculation import Speculation
 from millrace.engine.turn import (
     Drop,
@@ -71,9 +72,10 @@ class Decider:
         trimmable: bool = True,
         picture_room: int = 0,
         whole_pictures: bool = False,
+        scorings: Scorings | None = None,
     ) -> None:
         """`picture_room` is how many bytes the features of pictures may take; with `whole_pictures` no
-        chunk has a part of one."""
+        chunk has a part of one. `scorings` is the work of a draft, where there is one."""
         self._settings = settings
         self._budget = budget
         self._shapes = shapes
@@ -91,20 +93,13 @@ class Decider:
             settings.burst,
         )
         self._pictures = Pictures(picture_room, whole=whole_pictures)
-        self._requests = Requests(self._scheduler, budget, cache, self._pictures, numbers)
+        self._requests = Requests(self._scheduler, budget, cache, self._pictures, numbers, scorings)
         self._speculation = (
             Speculation(settings.speculate, self._latency) if settings.speculate else None
         )
         self._learning = Learning(self._latency, self._speculation, pipelined=settings.pipelined)
-        self._prompts = Prompts(
-            self._scheduler,
-            self._requests,
-            budget,
-            shapes,
-            self._learning,
-            cache,
-            self._pictures,
-        )
+        what = self._scheduler, self._requests, budget, shapes, self._learning, cache
+        self._prompts = Prompts(*what, self._pictures, scorings)
         self._guessing = False
         """The last step had guesses: how far its rows have come is known when it has been read."""
         self._quarantine = Quarantine()
@@ -127,7 +122,7 @@ class Decider:
     def stuck(self) -> bool:
         """Whether all there is waits for the disk, or for the front's pictures."""
         idle = not self._running and not self._drawn and not self._pictures.waits
-        return idle and self._scheduler.stuck
+        return idle and not self._prompts.scoring and self._scheduler.stuck
 
     @property
     def running(self) -> int:
@@ -150,6 +145,11 @@ class Decider:
     @property
     def pictures(self) -> Pictures:
         return self._pictures
+
+    @property
+    def draft_cached(self) -> int:
+        """Bytes that the draft's own cache holds."""
+        return self._prompts.draft_cached
 
     @property
     def cache(self) -> PrefixIndex | None:
@@ -386,14 +386,14 @@ class Decider:
 
     def _next_chunk(self) -> None:
         rows = len(self._running)
-        if self._prompts.picture_first and self._prompts.encode(self._draft, rows):
+        if self._prompts.something_else(self._draft, rows):
             return
         planned = self._scheduler.next_chunk(self._running, self._draft.now)
         if self._running:
             self._reserve(more=0)  # what has been started needs room, too
         if planned is not None:
             self._prompts.run(*planned, self._draft, wait=not self._running)
-        elif self._prompts.encode(self._draft, rows):
+        elif self._prompts.encode(self._draft, rows) or self._prompts.score(self._draft, rows):
             return
         else:
             self._learning.chunk(0, None)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
@@ -20,10 +19,14 @@ from millrace.engine.batch import Batch, Drawn
 from millrace.engine.grammar import Grammars
 from millrace.engine.logprobs import Logprobs
 from millrace.engine.memory import Rectangle
+from millrace.engine.prompt import Prompt
 from millrace.engine.row import Row
 from millrace.engine.runner import Runner
 from millrace.engine.sampler import Sampler
-from millrace.engine.sights import Sights, View
+from millrace.engine.sights import Sights
+from millrace.engine.specprefill.operations import ScoringOperation
+from millrace.engine.specprefill.scorer import Scorer
+from millrace.engine.specprefill.selection import Kept
 from millrace.engine.turn import (
     Admit,
     Begin,
@@ -55,7 +58,6 @@ from millrace.protocol import (
     RowTokens,
     Step,
     Submit,
-    TokenLogprob,
 )
 
 if TYPE_CHECKING:
@@ -69,22 +71,6 @@ UNKNOWN = 600.0
 """The same for one that is like none before: it may compile, and a machine may be slow."""
 
 
-@dataclass
-class Prompt:
-    """A prompt that is being run, as far as the executor knows it."""
-
-    request: Submit
-    tokens: list[int]
-    width: int
-    """Places for its tokens."""
-    scored: int | None
-    """How many alternatives its own tokens are reported with; None if nobody asked."""
-    view: View | None = None
-    """Where its pictures are, if it has any."""
-    done: int = 0
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-
-
 class Executor:
     def __init__(
         self,
@@ -96,9 +82,10 @@ class Executor:
         store: SegmentStore | None = None,
         recorder: FlightRecorder | None = None,
         vocabulary: int | None = None,
+        scorer: Scorer | None = None,
     ) -> None:
         """`recorder` is told whose work is at hand, before it is begun. Tokens beyond the
-        `vocabulary` index no memory: the front refuses them, and so does this."""
+        `vocabulary` index no memory: the front refuses them, and so does this. `scorer` is the draft."""
         self._runner = runner
         self._sampler = sampler
         self._grammars = grammars
@@ -108,6 +95,7 @@ class Executor:
         self._vocabulary = vocabulary
         self._adapters = adapters
         self._sights = sights
+        self._scorer = scorer
         self._batch = self._make_batch()
         self._rows: dict[int, Row] = {}
         self._prompts: dict[int, Prompt] = {}
@@ -138,6 +126,11 @@ class Executor:
             self._runner.lengths,
             self._store.state() if self._store is not None else None,
         )
+
+    @property
+    def draft_bytes(self) -> int:
+        """The same for prompts that the draft has at hand."""
+        return self._scorer.nbytes if self._scorer is not None else 0
 
     def execute(self, turn: Turn, report: Callable[[Step], None]) -> Outcome:
         """Carry out a turn; tokens are reported as soon as they are read."""
@@ -176,8 +169,7 @@ class Executor:
             case Join(job=job, rows=numbers):
                 if prompt := self._prompts.pop(job, None):
                     rows = [self._rows[n] for n in numbers]
-                    delta = prompt.view.delta if prompt.view else 0
-                    self._in_step(lambda: self._batch.join(job, rows, prompt.tokens, delta))
+                    self._in_step(lambda: self._batch.join(job, rows, prompt.tokens, prompt.delta))
             case Drop(rows=numbers):
                 gone = {i for i, row in enumerate(self._batch.rows) if row.number in numbers}
                 if gone:
@@ -200,6 +192,10 @@ class Executor:
                 self._outcome.pictures.append(self._sights.encode(operation))
             case DropPictures(digests=digests):
                 self._sights.drop(digests)
+            case _ if isinstance(operation, ScoringOperation):
+                assert self._scorer is not None
+                done = self._scorer.carry_out(operation, self._rows, self._working)
+                self._outcome.scorings += done
             case Keep(source=source) | KeepState(source=source):
                 assert self._store is not None
                 self._store.execute(operation, self._source(source))
@@ -297,10 +293,12 @@ class Executor:
         if not rows:
             return  # it could not be admitted, which is heard with the turn's outcome
         request = rows[0].request
-        tokens = [*request.prompt, *rows[0].tokens]
+        prompt = request.prompt
+        kept = Kept.of(begin.kept, len(prompt)) if begin.kept else None
+        tokens = [*(kept.of_prompt(prompt) if kept else prompt), *rows[0].tokens]
         scored = request.prompt_logprobs if begin.scored else None
         view = self._sights.view(request, len(tokens))
-        self._prompts[begin.job] = Prompt(request, tokens, begin.width, scored, view)
+        self._prompts[begin.job] = Prompt(request, tokens, begin.width, scored, view, kept)
 
     def _again(self, row: Row) -> Row:
         """A row as its tokens leave it, whatever was in flight for it."""
@@ -368,6 +366,9 @@ class Executor:
         sight = None
         if prompt.view is not None:
             sight = self._sights.chunk(prompt.view, begin, end, chunk.length)
+        positions = None
+        if prompt.kept is not None and end > prompt.kept.exact:
+            positions = prompt.kept.positions(begin, end)
         logits = self._runner.chunk(
             job,
             run,
@@ -376,6 +377,7 @@ class Executor:
             scored=top is not None,
             adapter=prompt.request.adapter,
             sight=sight,
+            positions=positions,
         )
         prompt.done = end
         if top is not None and logits is not None:

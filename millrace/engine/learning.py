@@ -49,8 +49,12 @@ class Learning:
         """Seconds that may pass between two steps of so many rows beside what a step takes."""
         return self._latency.spare(rows)
 
-    def picture(self) -> None:
-        """A picture was encoded in place of a chunk: what that takes says nothing of chunks."""
+    def step_seconds(self, rows: int) -> float:
+        """What a step of so many rows should take; 0 without any."""
+        return self._latency.step(rows) if rows else 0.0
+
+    def other(self) -> None:
+        """Something else ran in place of a chunk: what that takes says nothing of chunks."""
         self._chunks.append(0)
         self._novel.append(True)
 

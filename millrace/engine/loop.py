@@ -120,8 +120,10 @@ class Engine:
             self._transport.send(failed)
         for wanted in turn.wanted:
             self._transport.send(wanted)
-        if turn.progress:
-            self._report(Step(prefilled=turn.progress))
+        if turn.progress or turn.scoring or turn.selected:
+            self._report(
+                Step(prefilled=turn.progress, scoring=turn.scoring, selected=turn.selected)
+            )
         self._outcome = self._executor.execute(turn, self._report)
         for answer in (*self._outcome.failed, *self._outcome.adapters):
             self._transport.send(answer)
@@ -204,13 +206,13 @@ class Engine:
 
     def _report(self, step: Step) -> None:
         step.running = self._decider.running
-        step.kv_bytes = self._executor.nbytes
+        step.kv_bytes = self._executor.nbytes + self._executor.draft_bytes
         if step.running == 0 or self._clock() - self._weighed >= WEIGH_EVERY:
             self._weighed = self._clock()
             step.memory = memory_now()
         step.pictures = self._decider.pictures.counts()
         if (cache := self._decider.cache) is not None:
-            step.cache_bytes = cache.nbytes
+            step.cache_bytes = cache.nbytes + self._decider.draft_cached
             step.cache_disk_bytes = cache.disk_bytes
         self._transport.send(step)
 

@@ -15,6 +15,7 @@ from millrace.engine.pictures import Pictures
 from millrace.engine.requests import Draft, Requests
 from millrace.engine.scheduler import Scheduler
 from millrace.engine.shapes import Shapes
+from millrace.engine.specprefill.scorings import Scorings
 from millrace.engine.turn import Begin, Chunk, Outcome, Release
 
 PICTURE_SHARE = 0.6
@@ -34,6 +35,7 @@ class Prompts:
         learning: Learning,
         cache: CacheUse | None,
         pictures: Pictures,
+        scorings: Scorings | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._requests = requests
@@ -42,8 +44,11 @@ class Prompts:
         self._learning = learning
         self._cache = cache
         self._pictures = pictures
+        self._scorings = scorings
         self._saw = False
         """The last that was run was a picture."""
+        self._scored = False
+        """The last that was run was the draft."""
         self._chunk: list[tuple[Job, int]] = []
         """The prompts of the last turn's chunk, and how many tokens of each it ran."""
 
@@ -55,7 +60,8 @@ class Prompts:
     def begin(self, job: Job, draft: Draft) -> None:
         job.known = 0
         rows, width = [s.number for s in job.seats], self._budget.width(job.length)
-        draft.out.append(Begin(job.number, rows, width, job.wants_logprobs))
+        kept = job.kept.ranges if job.kept is not None else ()
+        draft.out.append(Begin(job.number, rows, width, job.wants_logprobs, kept))
         if self._cache is not None and not job.wants_logprobs:
             self._cache.begin(job, draft.out, draft.now)
         if job.request.media:
@@ -64,7 +70,7 @@ class Prompts:
 
     def run(self, jobs: list[Job], count: int, draft: Draft, *, wait: bool) -> None:
         """Run so many more tokens of each; `wait` where nobody else is served meanwhile."""
-        self._saw = False
+        self._saw = self._scored = False
         length = self._shapes.length(count)
         if len(jobs) == 1:
             job = jobs[0]
@@ -78,6 +84,12 @@ class Prompts:
         draft.out.append(Chunk([j.number for j in jobs], count, length, wait=wait))
         shape = (len(jobs), length, jobs[0].done + length) if self._shapes.recurring else None
         self._learning.chunk(len(jobs) * length, shape)
+
+    def something_else(self, draft: Draft, running: int) -> bool:
+        """Run a picture or the draft in place of a chunk, where it is their turn."""
+        if self.picture_first and self.encode(draft, running):
+            return True
+        return self.draft_first and self.score(draft, running)
 
     @property
     def picture_first(self) -> bool:
@@ -93,11 +105,48 @@ class Prompts:
             return False
         self._saw = True
         draft.out.append(picture)
-        self._learning.picture()
+        self._learning.other()
+        return True
+
+    @property
+    def draft_cached(self) -> int:
+        return self._scorings.cached_bytes if self._scorings is not None else 0
+
+    @property
+    def scoring(self) -> bool:
+        """Whether the draft has something to do."""
+        return self._scorings is not None and self._scorings.busy
+
+    @property
+    def draft_first(self) -> bool:
+        """Whether the draft has something to do whose turn it is: chunks and the draft take turns."""
+        return self.scoring and not self._scored
+
+    def score(self, draft: Draft, running: int) -> bool:
+        """Let the draft work in place of a chunk, if a prompt waits for it; in parts that so many running
+        rows hardly feel."""
+        if self._scorings is None or not self._scorings.busy:
+            return False
+        spare = self._learning.spare(running) if running else None
+        seconds = self._scorings.plan(draft.out, draft.now, spare)
+        if seconds == 0.0:
+            return False
+        self._scored = True
+        self._learning.other()
+        if seconds is not None:
+            draft.turn.expected = self._learning.step_seconds(running) + seconds
+        draft.turn.scoring = self._scorings.progress()
         return True
 
     def ran(self, outcome: Outcome, draft: Draft) -> None:
-        """Learn what the last turn's chunk brought."""
+        """Learn what the last turn's chunk brought, or the draft's work."""
+        if self._scorings is not None:
+            gap = outcome.gap
+            if gap is not None:
+                gap = max(0.0, gap - self._learning.step_seconds(len(outcome.rows)))
+            found = self._scorings.ran(outcome.scorings, gap, draft.out, draft.now)
+            if found is not None:
+                self._requests.scored(found, draft)
         chunk, self._chunk = self._chunk, []
         if outcome.chunk_fault is not None:
             for job, _ in chunk:

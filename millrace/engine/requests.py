@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from millrace.cache.residency import Operations
-from millrace.engine.books import Job, Phase, Seat, grouped
+from millrace.engine.books import Job, Phase, Seat, Stage, grouped
 from millrace.engine.cache_use import CacheUse
 from millrace.engine.memory import Budget
 from millrace.engine.pictures import Pictures, keys_of, misplaced
 from millrace.engine.scheduler import Scheduler
+from millrace.engine.specprefill.scorings import Scored, Scorings
+from millrace.engine.specprefill.selection import Kept
 from millrace.engine.turn import Admit, Forget, PlaceAdapter, Release, RemoveAdapter, Turn
 from millrace.protocol import (
     Abort,
@@ -46,13 +48,16 @@ class Requests:
         cache: CacheUse | None,
         pictures: Pictures,
         numbers: Iterator[int],
+        scorings: Scorings | None = None,
     ) -> None:
-        """`numbers` name rows and prompts, each with one of its own."""
+        """`numbers` name rows and prompts, each with one of its own. Without `scorings`, no prompt is
+        cut."""
         self._scheduler = scheduler
         self._budget = budget
         self._cache = cache
         self._pictures = pictures
         self._numbers = numbers
+        self._scorings = scorings
         self.seats: dict[int, Seat] = {}
         """Rows by number, until they have ended and left the batch."""
 
@@ -72,6 +77,8 @@ class Requests:
                 draft.out.append(RemoveAdapter(slot))
             case CacheQuery(clear=True):
                 self._pictures.forget()
+                if self._scorings is not None:
+                    self._scorings.clear(draft.out)
                 if self._cache is not None:
                     self._cache.index.clear(draft.out)
 
@@ -111,32 +118,78 @@ class Requests:
         if (problem := misplaced(request)) is not None:
             draft.turn.refused.append(Failed("invalid_request", problem, request.id))
             return
-        longest = max(len(c.generated) for c in request.choices) + len(request.prompt)
-        if (needed := self._budget.row(longest + 1)) > self._budget.limit:
-            text = (
-                f"The prompt needs {needed / 2**20:.1f} MiB of key-value memory and the budget is "
-                f"{self._budget.limit / 2**20:.1f} MiB. Shorten it, or raise --kv-memory."
-            )
-            draft.turn.refused.append(Failed("invalid_request", text, request.id))
-            return
         keys = keys_of(request)
+        try:
+            kept = _kept(request)
+        except ValueError as error:
+            draft.turn.refused.append(Failed("invalid_request", str(error), request.id))
+            return
+        if kept is not None:
+            keys = kept.of_prompt(keys)
+        scored = False
+        if self._scorings is not None and request.sparse is not None:
+            known = self._cache.index.known(request.cache_salt, keys) if self._cache else 0
+            scored = self._scorings.wanted(request, known)
+            problem = self._scorings.problem(request) if scored else None
+            if problem is not None and not request.sparse.least:
+                draft.turn.refused.append(Failed("invalid_request", problem, request.id))
+                return
+            scored = scored and problem is None
+        longest = max(len(c.generated) for c in request.choices) + len(keys)
+        if not scored and (problem := self._too_large(longest)) is not None:
+            draft.turn.refused.append(Failed("invalid_request", problem, request.id))
+            return
         seats = [
-            Seat(next(self._numbers), request, c.index, list(c.generated), draft.now, keys)
+            Seat(next(self._numbers), request, c.index, list(c.generated), draft.now, keys, kept)
             for c in request.choices
         ]
         self.seats |= {s.number: s for s in seats}
         draft.out.append(Admit(request, [s.number for s in seats]))
         for places in grouped(request.choices):
             tokens = [*keys, *request.choices[places[0]].generated]
-            self._queue([seats[p] for p in places], tokens, draft)
+            job = self._queue([seats[p] for p in places], tokens, draft)
+            if scored:
+                assert self._scorings is not None
+                self._scorings.add(job)
 
-    def _queue(self, seats: list[Seat], tokens: list[int], draft: Draft) -> None:
+    def scored(self, found: Scored, draft: Draft) -> None:
+        """The draft has done with a prompt: what it chose is what runs."""
+        job, kept = found.job, found.kept
+        if job.stage is Stage.OVER:
+            return
+        job.unscored = False
+        if kept is None or found.told is None:
+            self.fail(job.request.id, f"The draft could not be run: {found.problem}", draft)
+            return
+        draft.turn.selected.append(found.told)
+        if kept.dropped:
+            keys = kept.of_prompt(job.seats[0].keys)
+            for seat in job.seats:
+                seat.keys, seat.kept = keys, kept
+            job.tokens = keys
+            job.sight = len(keys)
+            if self._cache is not None:
+                self._cache.narrowed(job)
+        if (problem := self._too_large(len(job.tokens))) is not None:
+            self.fail(job.request.id, problem, draft)
+
+    def _too_large(self, tokens: int) -> str | None:
+        """Why a prompt with so many tokens to run has no room."""
+        if (needed := self._budget.row(tokens + 1)) <= self._budget.limit:
+            return None
+        return (
+            f"The prompt needs {needed / 2**20:.1f} MiB of key-value memory and the budget is "
+            f"{self._budget.limit / 2**20:.1f} MiB. Shorten it, or raise --kv-memory."
+        )
+
+    def _queue(self, seats: list[Seat], tokens: list[int], draft: Draft) -> Job:
         job = Job(next(self._numbers), seats[0].request, seats, tokens, seats[0].arrived)
         if self._cache is not None:
             self._cache.expect(job, draft.out)
         if job.request.media:
             self._pictures.look(job)
         self._scheduler.add(job)
+        return job
 
     def _give_up(self, job: Job, draft: Draft) -> None:
         if job.begun:
@@ -146,3 +199,11 @@ class Requests:
         elif self._cache is not None:
             self._cache.unwanted(job)
         self._scheduler.discard(job)
+
+
+def _kept(request: Submit) -> Kept | None:
+    """What stayed of a prompt before a resume; raises ValueError where that cannot be."""
+    if request.sparse is None or request.sparse.kept is None:
+        return None
+    kept = Kept.of(request.sparse.kept, len(request.prompt))
+    return kept if kept.dropped else None

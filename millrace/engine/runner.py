@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -21,6 +22,7 @@ from millrace.engine.memory import NOTHING, Rectangle, StateCost
 from millrace.engine.shapes import Shapes
 from millrace.engine.slots import LayerShape, Move, Positions, SlotKVCache
 from millrace.models.adapters.slots import slots_of
+from millrace.models.rotations import Rotations, peek
 
 _PARTS = 16
 """Into so many parts the work is cut when a batch's memory becomes wider before it must be."""
@@ -50,6 +52,8 @@ class Runner:
         self._model = model
         self._in_place: bool = getattr(model, "in_place", False)
         """The model writes into the caches' memory: what others hold as well is copied first."""
+        self._rotations: Rotations | None = getattr(model, "rotations", None)
+        """Through which mlx-lm's models are told positions; others take them as arguments."""
         self._products = getattr(model, "own_products", None)
         """What the model's layers share, where they are our own: they run when they are called."""
         self._forward = forward
@@ -79,7 +83,8 @@ class Runner:
         """Layers that a row has joined, if only by word."""
         self._copied = 0
         self._deltas: list[int] = []
-        """What the rows' positions differ by from their places, since pictures stand before them."""
+        """What the rows' positions differ by from their places, since pictures stand before them or
+        tokens were left out."""
 
     @property
     def model(self) -> Any:
@@ -127,23 +132,24 @@ class Runner:
         scored: bool,
         adapter: int = 0,
         sight: Any = None,
+        positions: Sequence[int] | None = None,
     ) -> mx.array | None:
         """Launch the next tokens of a prompt, padded to `length`; returns their logits if they are
         `scored`.
 
         `beside` says that rows are running: the chunk is launched without waiting for anything. With a
-        `sight`, pictures stand in the prompt.
+        `sight`, pictures stand in the prompt; with `positions`, each token stands where they say.
         """
         caches = self._prompts[job]
         self.adapters.use([adapter])
         padded = [*tokens, *[0] * (length - len(tokens))]
+        inputs = mx.array([padded], mx.int32)
         if self._in_place:
             logits: mx.array | None
-            logits = self._model.run(mx.array([padded], mx.int32), caches, logits=scored)
+            logits = self._model.run(inputs, caches, logits=scored, positions=positions)
             return logits
-        forward = whole if beside else self._forward
-        inputs = mx.array([padded], mx.int32)
-        with self._heads(wanted=scored):
+        forward = whole if beside or positions is not None else self._forward
+        with self._heads(wanted=scored), self._at(positions, length):
             if sight is not None:
                 logits = self._model(inputs, cache=caches, sight=sight)
             else:
@@ -175,6 +181,29 @@ class Runner:
         for row, (job, run) in enumerate(runs.items()):
             self._prompts[job] = [_cut(cache, row, len(run)) for cache in shared]
         mx.async_eval([c.state for job in runs for c in self._prompts[job]])
+
+    def peek(self, job: int, token: mx.array) -> tuple[mx.array, list[mx.array | None]]:
+        """Run one token behind a prompt's state: its logits, and what it looks for, layer by layer."""
+        self.adapters.use([0])
+        look = self._model.peek if self._in_place else partial(peek, self._model)
+        found: tuple[mx.array, list[mx.array | None]] = look(token, self._prompts[job])
+        return found
+
+    def keys(self, job: int, layer: int, count: int) -> mx.array:
+        """The first keys of a prompt's state, shaped (heads, tokens, size)."""
+        keys: mx.array = self._prompts[job][layer].keys[0, :, :count]
+        return keys
+
+    @contextmanager
+    def _at(self, positions: Sequence[int] | None, length: int) -> Iterator[None]:
+        """Have a chunk's tokens stand at these positions; what it is padded by, anywhere."""
+        if positions is None:
+            yield
+            return
+        if self._rotations is None:
+            raise ValueError("The model takes no positions.")
+        with self._rotations.at([*positions, *[0] * (length - len(positions))]):
+            yield
 
     @contextmanager
     def _heads(self, *, wanted: bool) -> Iterator[None]:
@@ -339,7 +368,11 @@ class Runner:
         if any(self._deltas):
             beyond = [0] * (inputs.shape[0] - rows)
             more["deltas"] = mx.array([*self._deltas, *beyond], mx.int32)
-        logits: mx.array = self._model(inputs, cache=self._batch, **more)
+        if self._rotations is not None:
+            with self._rotations.shifted(more.pop("deltas", None)):
+                logits: mx.array = self._model(inputs, cache=self._batch)
+        else:
+            logits = self._model(inputs, cache=self._batch, **more)
         if inputs.shape[1] == 1:
             self.advance([1] * rows)
         return logits[:rows]

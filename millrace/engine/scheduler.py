@@ -170,7 +170,7 @@ class Scheduler:
     def _coming_rows(self, running: Sequence[Seat]) -> int:
         """Rows that are about to join those that run; those with pictures are no reason for long gaps,
         since what they wait for is mostly not the prompt's turn."""
-        rows = sum(j.width for j in self.jobs() if not j.request.media)
+        rows = sum(j.width for j in self.jobs() if not j.request.media and not j.unscored)
         return max(1, min(rows, self._max_running - len(running)))
 
     def _company(self, job: Job, running: Sequence[Seat]) -> list[Job]:

@@ -11,6 +11,7 @@ import msgspec
 
 from millrace.cache.observations import AnyObservation
 from millrace.cache.operations import AnyOperation, Operation
+from millrace.engine.specprefill.operations import ScoringOperation, ScoringResult
 from millrace.protocol import (
     AdapterAnswer,
     Failed,
@@ -20,6 +21,7 @@ from millrace.protocol import (
     Submit,
     ToEngine,
 )
+from millrace.protocol.specprefill import Scoring, Selected
 
 
 class Admit(Operation, frozen=True):
@@ -38,6 +40,8 @@ class Begin(Operation, frozen=True):
     """Places for its tokens."""
     scored: bool = False
     """The logprobs of its own tokens are asked for."""
+    kept: tuple[tuple[int, int], ...] = ()
+    """What stays of its request's prompt, where some is left out."""
 
 
 class Chunk(Operation, frozen=True):
@@ -155,6 +159,7 @@ EngineOperation = (
     | RemoveAdapter
     | EncodePicture
     | DropPictures
+    | ScoringOperation
 )
 TurnOperation = EngineOperation | AnyOperation
 
@@ -167,6 +172,10 @@ class Turn(msgspec.Struct):
     refused: list[Failed] = []
     wanted: list[PicturesWanted] = []
     """Pictures that prompts cannot go on without."""
+    scoring: list[Scoring] = []
+    """How far the draft is."""
+    selected: list[Selected] = []
+    """What stays of prompts that it is done with."""
     expected: float | None = None
     """Seconds that it should take; None if nothing like it was ever measured."""
 
@@ -206,6 +215,7 @@ class Outcome(msgspec.Struct):
     """Requests that could not be admitted."""
     adapters: list[AdapterAnswer] = []
     pictures: list[PictureResult] = []
+    scorings: list[ScoringResult] = []
     step_fault: str | None = None
     """The batch could not be run: nothing of it is left, and its rows have only what was read."""
     chunk_fault: str | None = None

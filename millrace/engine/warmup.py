@@ -35,6 +35,15 @@ def warm_up(
     mx.clear_cache()
 
 
+def warm_up_draft(runner: Runner, chunk: int) -> None:
+    """Prompts of all lengths, one at a time, and a look ahead."""
+    for length in runner.shapes.lengths(chunk):
+        _prompts(runner, 1, length)
+    runner.begin(_JOB, capacity(chunk))
+    mx.eval(runner.peek(_JOB, mx.array([[0]], mx.int32))[0])
+    runner.release(_JOB)
+
+
 def _prompts(runner: Runner, company: int, length: int) -> None:
     tokens = [0] * length
     if company == 1:

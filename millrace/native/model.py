@@ -6,6 +6,7 @@ It writes keys and values into the memory of the caches it is given, in place, b
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from mlx_lm.models.cache import KVCache
 from millrace.native import attention, library
 from millrace.native.adapters import NativeAdapters
 from millrace.native.lowrank import STEP
-from millrace.native.packing import Array
+from millrace.native.packing import Array, aligned
 from millrace.native.plan import Plan
 from millrace.native.pool import Pool
 from millrace.native.program import UNITS, Buffers, Program, Tables, Writer
@@ -43,7 +44,9 @@ class NativeModel:
         self._tables: Tables | None = None
         self._buffers: Buffers | None = None
         self._angles: list[tuple[Array, Array]] = []
-        self._programs: dict[tuple[int, int, bool, bool], Program] = {}
+        self._programs: dict[tuple[int, int, bool, bool, bool], Program] = {}
+        self._heads: list[Array] = []
+        """Queries, keys and values of a token, layer by layer, where somebody looks at them."""
         self._written_for = 0
         """What the adapters had changed when the programs were written."""
         self._found: tuple[Any, int, int, Tables] | None = None
@@ -62,20 +65,57 @@ class NativeModel:
     def make_cache(self) -> list[KVCache]:
         return [KVCache() for _ in self._plan.layers]
 
-    def __call__(self, tokens: mx.array, cache: list[Any]) -> mx.array:
-        """Logits of every token."""
-        logits = self.run(tokens, cache, logits=True)
+    def __call__(
+        self, tokens: mx.array, cache: list[Any], deltas: mx.array | None = None
+    ) -> mx.array:
+        """Logits of every token; `deltas` is what each row's positions are beyond its places."""
+        logits = self.run(tokens, cache, logits=True, deltas=deltas)
         assert logits is not None
         return logits
 
-    def run(self, tokens: mx.array, cache: list[Any], *, logits: bool) -> mx.array | None:
-        """Run some tokens of each row behind what the caches hold; logits of all of them, or none."""
+    def peek(self, token: mx.array, cache: list[Any]) -> tuple[mx.array, list[mx.array | None]]:
+        """Run one token of one row: its logits, and what it looks for in each layer that looks at all
+        keys, shaped (heads, size) and scaled; None for layers with a window."""
+        plan = self._plan
+        if not self._heads:
+            width = (plan.queries + 2 * plan.heads) * plan.head_size
+            self._heads = [aligned((1, width), np.float32) for _ in plan.layers]
+        logits = self.run(token, cache, logits=True, peek=True)
+        assert logits is not None
+        asked = [heads[0, : plan.queries * plan.head_size] for heads in self._heads]
+        return logits, [
+            None if layer.window else mx.array(found).reshape(plan.queries, plan.head_size)
+            for layer, found in zip(plan.layers, asked, strict=True)
+        ]
+
+    def run(
+        self,
+        tokens: mx.array,
+        cache: list[Any],
+        *,
+        logits: bool,
+        positions: Sequence[int] | None = None,
+        deltas: mx.array | None = None,
+        peek: bool = False,
+    ) -> mx.array | None:
+        """Run some tokens of each row behind what the caches hold; logits of all of them, or none.
+
+        They stand at the `positions` (of one row), or as far beyond their places as `deltas` say.
+        """
         ids = np.array(tokens, dtype=np.int64)
         rows, count = ids.shape
         if not 0 <= ids.min() <= ids.max() < self._plan.embedding.outputs:
             raise ValueError(f"Token ids are below {self._plan.embedding.outputs}.")
         places = self._places(cache, rows, count)
         total = rows * count
+        spread = (np.asarray(places, np.int64)[:, None] + np.arange(count)).reshape(-1)
+        turns = spread
+        if positions is not None:
+            turns = np.asarray(positions, np.int64)
+            if turns.shape != (total,) or turns.min() < 0:
+                raise ValueError(f"{total} tokens have {turns.size} positions, or some below 0.")
+        elif deltas is not None:
+            turns = spread + np.repeat(np.array(deltas, dtype=np.int64), count)
         wanted = total if logits else 0
         items = Items.of(self._plan, places, count, self._pool.threads)
         adapted = bool(self.adapters.rows)
@@ -87,7 +127,7 @@ class NativeModel:
                 total,
                 rows,
                 wanted,
-                max(places) + count,
+                max(max(places) + count, int(turns.max()) + 1),
                 len(items.items),
                 len(items.merges),
                 self.adapters.steps if adapted else 0,
@@ -99,13 +139,13 @@ class NativeModel:
         if max(places) + count > self._width:
             raise ValueError(f"{count} more tokens are beyond the {self._width} there is room for.")
         tables.tokens[:total] = ids.reshape(-1)
-        starts = np.asarray(places, np.int64)
-        tables.places[:total] = (starts[:, None] + np.arange(count)).reshape(-1)
+        tables.places[:total] = spread
+        tables.positions[:total] = turns
         tables.rows[:total] = np.repeat(np.arange(rows), count)
         tables.items[: len(items.items)] = items.items
         if items.merges:
             tables.merges[: len(items.merges)] = items.merges
-        program = self._program(total, wanted, items.few, adapted)
+        program = self._program(total, wanted, items.few, adapted, peek)
         records = program.records
         self._pool.retire(records)
         records[program.attending, UNITS] = len(items.items)
@@ -167,14 +207,15 @@ class NativeModel:
             values[:, :, : layer.offset] = layer.values[:, :, : layer.offset]
         layer.keys, layer.values = keys, values
 
-    def _program(self, tokens: int, logits: int, few: bool, adapted: bool) -> Program:
-        key = tokens, logits, few, adapted
+    def _program(self, tokens: int, logits: int, few: bool, adapted: bool, peek: bool) -> Program:
+        key = tokens, logits, few, adapted, peek
         if key not in self._programs:
             assert self._buffers and self._tables and self._angles
             if len(self._programs) >= _MOST_PROGRAMS:
                 self._programs.clear()
             adapters = self.adapters if adapted else None
-            writer = Writer(self._plan, self._buffers, self._tables, self._angles, adapters)
+            heads = self._heads if peek else ()
+            writer = Writer(self._plan, self._buffers, self._tables, self._angles, adapters, heads)
             self._programs[key] = writer.write(tokens, logits, few=few)
         return self._programs[key]
 

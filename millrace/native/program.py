@@ -6,6 +6,7 @@ lies in tables that the records point to.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,10 +40,13 @@ class Program:
 
 
 class Tables:
-    """What differs from pass to pass: tokens, places, whose state lies where, items of attention."""
+    """What differs from pass to pass: tokens, positions, places, whose state lies where, items of
+    attention."""
 
     def __init__(self, layers: int, tokens: int, rows: int, items: int) -> None:
         self.tokens = aligned((tokens,), np.int64)
+        self.positions = aligned((tokens,), np.int64)
+        """How far a token's queries and keys are turned; `places` is where its keys lie."""
         self.places = aligned((tokens,), np.int64)
         self.rows = aligned((tokens,), np.int64)
         self.every = np.arange(tokens, dtype=np.int64)
@@ -96,10 +100,13 @@ class Writer:
         tables: Tables,
         angles: list[tuple[Array, Array]],
         adapters: NativeAdapters | None = None,
+        heads: Sequence[Array] = (),
     ) -> None:
-        """With `adapters`, the stages of those are written too."""
+        """With `adapters`, the stages of those are written too. With `heads`, each layer has queries,
+        keys and values of its own, which the pass leaves there."""
         self._plan, self._buffers, self._tables, self._angles = plan, buffers, tables, angles
         self._adapters = adapters
+        self._heads_of = heads or [buffers.heads] * len(plan.layers)
         self._adapting: list[tuple[int, int]] = []
         self._held: list[Array] = []
         self._records: list[list[int]] = []
@@ -119,7 +126,7 @@ class Writer:
                 buffers.normed,
                 tokens,
                 [
-                    (name, getattr(layer, name), buffers.heads[:, end:])
+                    (name, getattr(layer, name), self._heads_of[number][:, end:])
                     for name, end in zip(("queries", "keys", "values"), ends, strict=True)
                 ],
             )
@@ -260,7 +267,7 @@ class Writer:
         plan, tables = self._plan, self._tables
         cosines, sines = self._angles[layer.angles]
         fields = {
-            **rows_of("x", self._buffers.heads),
+            **rows_of("x", self._heads_of[number]),
             "queries": plan.queries,
             "heads": plan.heads,
             "size": plan.head_size // 16,
@@ -272,6 +279,7 @@ class Writer:
             "cosines": at(cosines),
             "sines": at(sines),
             "angle_row": cosines.strides[0],
+            "turns": at(tables.positions),
             "places": at(tables.places),
             "rows": at(tables.rows),
             "keys": at(tables.keys[number]),
@@ -284,7 +292,7 @@ class Writer:
         plan, tables, buffers = self._plan, self._tables, self._buffers
         fields = {
             "items": at(tables.items),
-            **rows_of("x", buffers.heads),
+            **rows_of("x", self._heads_of[number]),
             "keys": at(tables.keys[number]),
             "values": at(tables.values[number]),
             "strides": at(tables.strides[number]),

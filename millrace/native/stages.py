@@ -169,12 +169,13 @@ def embedded(form: Format, e: Emitter, record: Value, unit: Value, thread: Value
 
 HEADS = (
     "x", "x_row", "queries", "heads", "size", "half", "query_norm", "key_norm", "eps", "factor",
-    "cosines", "sines", "angle_row", "places", "rows", "keys", "values", "strides",
+    "cosines", "sines", "angle_row", "turns", "places", "rows", "keys", "values", "strides",
 )  # fmt: skip
 
 
 def headed(e: Emitter, record: Value, unit: Value, thread: Value) -> None:
-    """A token's queries, keys and values: normed, turned, and put where they belong."""
+    """A token's queries, keys and values: normed, turned as far as its position says, and put into its
+    place, which need not be the same."""
     b = e.builder
     r = Record(e, record, HEADS)
     size, heads, queries = r.size, r.heads, r.queries
@@ -183,7 +184,7 @@ def headed(e: Emitter, record: Value, unit: Value, thread: Value) -> None:
     keys_at = e.at(x, e.times(queries, head_bytes))
     values_at = e.at(keys_at, e.times(heads, head_bytes))
     place, row = entry(e, r.places, unit), entry(e, r.rows, unit)
-    turn = e.times(place, r.angle_row)
+    turn = e.times(entry(e, r.turns, unit), r.angle_row)
     cosines, sines = e.at(r.cosines, turn), e.at(r.sines, turn)
     eps, factor, half = r.number("eps"), r.number("factor"), r.half
     for norm_at, first, count in ((r.query_norm, x, queries), (r.key_norm, keys_at, heads)):

@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from millrace.protocol.prefixes import CacheChanged, CacheQuery, CacheReport, HitKind
+from millrace.protocol.specprefill import Scoring, Selected, SparsePrefill
 
 FinishReason = Literal["stop", "length", "complete"]
 """A stop token (which is no text), the token limit, or a grammar that nothing can follow."""
@@ -109,6 +110,8 @@ class Submit(msgspec.Struct, tag="submit", omit_defaults=True):
     """Prompt lengths at which a message ends: where state that cannot be cut is worth keeping."""
     media: list[Span] = []
     """The prompt's pictures in its order. Their pixels follow as Picture, once they are wanted."""
+    sparse: SparsePrefill | None = None
+    """What may be left out of the prompt, where a draft is there to choose."""
 
 
 class Tensor(msgspec.Struct, frozen=True, array_like=True):
@@ -297,6 +300,9 @@ class PictureCounts(msgspec.Struct, array_like=True):
     """What the features that are kept take."""
 
 
+StepPart = Prefilled | PromptLogprobs | RowTokens | Encoded | Scoring | Selected
+
+
 class Step(msgspec.Struct, tag="step", omit_defaults=True):
     """All that one turn of the engine's loop made."""
 
@@ -304,6 +310,8 @@ class Step(msgspec.Struct, tag="step", omit_defaults=True):
     prefilled: list[Prefilled] = []
     prompt_logprobs: list[PromptLogprobs] = []
     encoded: list[Encoded] = []
+    scoring: list[Scoring] = []
+    selected: list[Selected] = []
     pictures: PictureCounts | None = None
     """Told when there is something to tell."""
     running: int = 0
@@ -316,6 +324,12 @@ class Step(msgspec.Struct, tag="step", omit_defaults=True):
     """Told now and then."""
     seconds: float = 0.0
     """The turn's length."""
+
+    @property
+    def parts(self) -> list[StepPart]:
+        """All that is some request's, in the order in which it is to be heard."""
+        before: list[StepPart] = [*self.scoring, *self.selected, *self.prefilled]
+        return [*before, *self.prompt_logprobs, *self.rows, *self.encoded]
 
 
 class PicturesWanted(msgspec.Struct, tag="pictures_wanted"):

@@ -13,7 +13,7 @@ from millrace.protocol import ToEngine
 from millrace.protocol.prefixes import HitKind
 from millrace.serving.suspicion import Milestone
 
-Phase = Literal["queued", "prefill", "decode"]
+Phase = Literal["queued", "scoring", "prefill", "decode"]
 Outcome = Literal["running", "ok", "cancelled", "timeout", "error", "disconnected"]
 
 
@@ -34,6 +34,8 @@ class Active(ABC):
         """The answers that have not finished."""
         self.endpoint = endpoint
         self.prefilled = 0
+        self.scored = 0
+        """Prompt tokens that a draft has looked at."""
         self.cached = 0
         self.written = 0
         self.hit: HitKind = "none"
@@ -79,11 +81,18 @@ class Active(ABC):
     def phase(self) -> Phase:
         if self.first_token is not None:
             return "decode"
-        return "prefill" if self.prefilled else "queued"
+        if self.prefilled:
+            return "prefill"
+        return "scoring" if self.scored else "queued"
 
     @property
     def milestone(self) -> Milestone:
-        return Milestone(self.tokens_generated, self.prefilled)
+        return Milestone(self.tokens_generated, self.scored + self.prefilled)
+
+    @property
+    def sparse(self) -> dict[str, Any] | None:
+        """What a draft has chosen of its prompt, if one has."""
+        return None
 
     @abstractmethod
     def begin(self) -> ToEngine:
@@ -111,4 +120,4 @@ class Active(ABC):
             "ttft": round(first - self.arrived, 3) if first else None,
             "seconds": round(seconds, 3),
             "deaths": self.deaths,
-        }
+        } | ({"specprefill": self.sparse} if self.sparse else {})

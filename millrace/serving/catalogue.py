@@ -69,6 +69,8 @@ class ModelSpec:
         for name in ("context", "pooling", "tool_format", "reasoning_format"):
             if (value := getattr(self.engine, name)) is not None:
                 chosen[name] = value
+        if (sparse := self.engine.specprefill) is not None:
+            chosen["specprefill_draft"] = Path(sparse.draft).name
         if self.engine.weights != "auto":
             chosen["weights"] = self.engine.weights
         return chosen

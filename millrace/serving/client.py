@@ -38,10 +38,12 @@ from millrace.protocol import (
     Ready,
     RowTokens,
     Step,
+    StepPart,
     Submit,
     encoder,
 )
 from millrace.protocol.prefixes import CacheChanged, CacheReport
+from millrace.protocol.specprefill import Scoring, Selected
 from millrace.serving.active import Active, Outcome
 from millrace.serving.adapters import AdapterDesk, AdapterList
 from millrace.serving.admission import Admission
@@ -57,7 +59,6 @@ from millrace.serving.suspicion import Suspicion
 
 log = logging.getLogger("millrace.serving")
 
-_Part = Prefilled | PromptLogprobs | RowTokens | Encoded
 CLOSING_PATIENCE = 15.0
 """Seconds that it may take to end: it writes to disk what is only in memory."""
 
@@ -351,8 +352,7 @@ class EngineClient:
         if step.memory is not None:
             self._weighed = self.ready, step.memory
         others_may = False
-        parts: list[_Part] = [*step.prefilled, *step.prompt_logprobs, *step.rows, *step.encoded]
-        for part in parts:
+        for part in step.parts:
             if active := self.in_flight.get(part.id):
                 try:
                     self._take(active, part)
@@ -366,12 +366,14 @@ class EngineClient:
             # The step was on its way when the last request left: it is not the last word.
             self.metrics.idle()
 
-    def _take(self, active: Active, part: _Part) -> None:
+    def _take(self, active: Active, part: StepPart) -> None:
         match part, active:
             case RowTokens(), InFlight():
                 self._row(active, part)
             case Prefilled(), InFlight():
                 self.metrics.prefilled(active.progress(part))
+            case Scoring() | Selected(), InFlight():
+                self.metrics.selected(active.choose(part))
             case PromptLogprobs(), InFlight():
                 active.scores(part)
             case Encoded(), EncodingInFlight():

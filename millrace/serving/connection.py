@@ -28,6 +28,7 @@ from millrace.protocol import (
     encoder,
     from_engine,
 )
+from millrace.protocol.specprefill import Scoring, Selected
 from millrace.serving.suspicion import Cause
 
 _SENT_BY_OTHERS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -178,6 +179,8 @@ def decoded(data: bytes) -> FromEngine:
                 (Prefilled, raw.get("prefilled", ()), step.prefilled),
                 (PromptLogprobs, raw.get("prompt_logprobs", ()), step.prompt_logprobs),
                 (Encoded, raw.get("encoded", ()), step.encoded),
+                (Scoring, raw.get("scoring", ()), step.scoring),
+                (Selected, raw.get("selected", ()), step.selected),
             ):
                 _sort(kind, parts, good, bad)
         except Exception:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import msgspec
 
 from millrace.errors import MillraceError
 from millrace.protocol import Choice, Prefilled, PromptLogprobs, RowTokens, Submit
+from millrace.protocol.specprefill import Scoring, Selected
 from millrace.serving.active import Active, Outcome, Phase
 from millrace.text.deltas import Idle
 
@@ -42,6 +44,10 @@ class InFlight(Active):
         """One of the request's pictures by its digest, as the message that the engine is sent."""
         self.generated: dict[int, list[int]] = {c.index: list(c.generated) for c in submit.choices}
         super().__init__(id, submit.id, set(self.generated), abandon, endpoint)
+        self.selected: Selected | None = None
+        """What stays of the prompt, where a draft has chosen."""
+        self.chosen = 0.0
+        """When it had."""
         self._scored = False
         self._queue: asyncio.Queue[Item | MillraceError] = asyncio.Queue()
         self._last: dict[int, RowTokens] = {}
@@ -75,7 +81,7 @@ class InFlight(Active):
     def begin(self) -> Submit:
         """What is left to do, as a request to an engine that knows nothing of it."""
         self.running = True
-        self.prefilled = 0
+        self.prefilled = self.scored = 0
         choices = [
             Choice(c.index, c.seed, list(self.generated[c.index]))
             for c in self.submit.choices
@@ -95,6 +101,35 @@ class InFlight(Active):
         if step.hit != "none":
             self.hit = step.hit
         return run
+
+    def choose(self, selected: Scoring | Selected) -> Selected | None:
+        """Note how far the draft is, and what stays of the prompt: so that it stays after a resume, too.
+        Returns what was chosen."""
+        if isinstance(selected, Scoring):
+            self.scored = selected.done
+            return None
+        if self.selected is None:
+            self.chosen = time.monotonic()
+        self.selected, self.scored = selected, selected.scored
+        assert self.submit.sparse is not None
+        sparse = msgspec.structs.replace(self.submit.sparse, kept=selected.kept)
+        self.submit = msgspec.structs.replace(self.submit, sparse=sparse)
+        return selected
+
+    @property
+    def sparse(self) -> dict[str, Any] | None:
+        found = self.selected
+        if found is None:
+            return None
+        first = self.first_token
+        return {
+            "scored_tokens": found.scored,
+            "draft_tokens": found.run,
+            "kept_tokens": sum(end - begin for begin, end in found.kept),
+            "total_tokens": self.prompt_tokens,
+            "scoring_seconds": round(found.seconds, 3),
+            "prefill_seconds": round(first - self.chosen, 3) if first is not None else None,
+        }
 
     def take(self, row: RowTokens) -> None:
         if row.choice not in self.open:

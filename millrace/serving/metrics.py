@@ -17,6 +17,7 @@ from prometheus_client import (
 
 from millrace.protocol import DeviceMemory, Step
 from millrace.protocol.prefixes import HitKind
+from millrace.protocol.specprefill import Selected
 from millrace.serving.active import Active
 from millrace.serving.history import EndedRequest, EndedRequests, Reading
 
@@ -24,6 +25,7 @@ from millrace.serving.history import EndedRequest, EndedRequests, Reading
 disable_created_metrics()  # type: ignore[no-untyped-call]
 _FINE = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10)
 _PICTURES = ("encoded", "found", "skipped")
+_SPARSE = ("scored", "draft", "kept")
 _COARSE = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 
 
@@ -63,6 +65,15 @@ class Metrics:
             "pictures", "Pictures encoded, found encoded, or not needed", ["model", "kind"]
         )
         self.picture_bytes = gauge("picture_bytes", "Bytes of encoded pictures that are kept")
+        self.sparse = counter(
+            "specprefill_tokens",
+            "Prompt tokens that a draft scored, and those kept",
+            ["model", "kind"],
+        )
+        self.scoring = counter("specprefill_scoring_seconds", "Time that drafts took to choose")
+        self.sparse_prefill = counter(
+            "specprefill_prefill_seconds", "Time from that to the first token"
+        )
         self.loads = counter("model_loads", "Models loaded, or not", ["model", "outcome"])
         self.unloads = counter("model_unloads", "Models unloaded", ["model", "reason"])
         self.limit = gauge("memory_limit_bytes", "What all models may take together", [])
@@ -153,8 +164,17 @@ class ModelMetrics:
             all.hits.labels(model, kind)
         for kind in _PICTURES:
             all.pictures.labels(model, kind)
+        for kind in _SPARSE:
+            all.sparse.labels(model, kind)
         all.picture_bytes.labels(model)
-        for seldom in (all.prompt, all.cached, all.prefilled, all.restarts, all.queued):
+        for seldom in (
+            all.prompt,
+            all.cached,
+            all.prefilled,
+            all.restarts,
+            all.queued,
+            all.scoring,
+        ):
             seldom.labels(model)  # a series that is there from the start, at 0
         for timed in (all.ttft, all.e2e):
             timed.labels(model)
@@ -206,6 +226,15 @@ class ModelMetrics:
         self.totals.prefilled_tokens += tokens
         self._all.prefilled.labels(self.model).inc(tokens)
 
+    def selected(self, found: Selected | None) -> None:
+        """A draft has chosen what stays of a prompt, or is about to."""
+        if found is None:
+            return
+        kept = sum(end - begin for begin, end in found.kept)
+        for kind, count in zip(_SPARSE, (found.scored, found.run, kept), strict=True):
+            self._all.sparse.labels(self.model, kind).inc(count)
+        self._all.scoring.labels(self.model).inc(found.seconds)
+
     def began(self, active: Active) -> None:
         """The first of a request's texts is encoded."""
         assert active.first_token is not None
@@ -214,6 +243,9 @@ class ModelMetrics:
     def first_token(self, active: Active) -> None:
         assert active.first_token is not None
         self._all.ttft.labels(self.model).observe(active.first_token - active.arrived)
+        if active.sparse is not None:
+            seconds = active.sparse["prefill_seconds"] or 0.0
+            self._all.sparse_prefill.labels(self.model).inc(seconds)
         self.totals.cached_tokens += active.cached
         self._all.cached.labels(self.model).inc(active.cached)
         self._all.hits.labels(self.model, active.hit).inc()

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from millrace.config import SpecPrefillConfig
 from millrace.engine.rng import derive
 from millrace.errors import BadRequest, ContextLengthExceeded
 from millrace.models.encoders import Encoder
@@ -24,6 +25,7 @@ from millrace.serving.giving import Gives, check_gives
 from millrace.serving.in_flight import InFlight, Phase
 from millrace.serving.pictures import ModelPictures
 from millrace.serving.request import Request, SamplingRanges, fit, in_range
+from millrace.serving.specprefill import sparse_of
 from millrace.serving.workers import TextDesk
 from millrace.text.conversation import Conversation
 from millrace.text.deltas import Delta, Event, Finish, Idle, PromptScores, Usage
@@ -53,11 +55,14 @@ class ServedModel:
         template_arguments: Mapping[str, Any] | None = None,
         encoder: Encoder | None = None,
         pictures: ModelPictures | None = None,
+        specprefill: SpecPrefillConfig | None = None,
     ) -> None:
         """`defaults` are the server's own, by the names of a request's fields; so are those of the
-        template. `encoder` is what the model is where it makes no text."""
+        template. `encoder` is what the model is where it makes no text; `specprefill` says how its draft
+        is used, if it has one."""
         self.pictures = pictures or ModelPictures(name, side.tokenizer.folder, None, None)
         self.name = name
+        self._specprefill = specprefill
         self._template_arguments = dict(template_arguments or {})
         self._defaults = dict(defaults or {})
         self.tokenizer = side.tokenizer
@@ -150,7 +155,14 @@ class ServedModel:
         """
         self.need_text()
         chat = self._profiled(chat)
-        prompt = self._desk.run(ChatTask(chat=chat, demand=demand, boundaries=self._has_boundaries))
+        prompt = self._desk.run(
+            ChatTask(
+                chat=chat,
+                demand=demand,
+                boundaries=self._has_boundaries,
+                borders=self._specprefill is not None,
+            )
+        )
         return Request(
             id=id,
             prompt=prompt.tokens,
@@ -160,6 +172,8 @@ class ServedModel:
             lazy_grammar=prompt.lazy_grammar,
             thinking=prompt.thinking,
             boundaries=prompt.boundaries,
+            head=prompt.head,
+            tail=prompt.tail,
             stripped=prompt.stripped,
             media=prompt.media,
             pictures=self.pictures.held([span.digest for span in prompt.media]),
@@ -269,6 +283,7 @@ class ServedModel:
             boundaries=request.boundaries,
             adapter=self.client.adapters.slot_of(request.adapter or self.adapter),
             media=request.media,
+            sparse=sparse_of(request, self._specprefill),
         )
 
     def _start(self, request: Request, submit: Submit) -> Running:

@@ -47,6 +47,8 @@ CACHE_SHARE = 0.3
 _LEAST_CACHE = 64 << 20
 ENCODER_WORK = 256 << 20
 """What the batches of an encoder may take: it has no state."""
+_DRAFT_PART = 8
+"""A draft's state may take this part of what there is for state."""
 _LEAST_ADAPTERS = 64 << 20
 
 
@@ -121,6 +123,9 @@ class Opening:
             return Need(found.fixed, work, work)
         cache = _least_cache(config, found.least_kv)
         fixed = found.fixed + (config.adapter_memory or 0)
+        if config.specprefill is not None:
+            beside = footprint(Path(config.specprefill.draft), config.weights)
+            fixed += beside.fixed - beside.process + (config.draft_memory or 0)
         return Need(fixed, (config.kv_memory or found.least_kv) + cache)
 
     def told(self, spec: ModelSpec, state: int | None) -> EngineConfig:
@@ -138,6 +143,10 @@ class Opening:
         if pictures is None and sees(read_config(spec.folder)):
             pictures = picture_room(state)
             state -= pictures
+        draft = config.draft_memory
+        if draft is None and config.specprefill is not None:
+            draft = state // _DRAFT_PART
+            state -= draft
         cache = config.cache_memory or 0
         if not config.cache:
             cache = 0
@@ -154,6 +163,7 @@ class Opening:
             cache_memory=cache or None,
             adapter_memory=room,
             picture_memory=pictures,
+            draft_memory=draft,
         )
 
     def client(self, spec: ModelSpec, config: Callable[[], EngineConfig]) -> EngineClient:
@@ -177,7 +187,9 @@ class Opening:
         side, encoder = await loop.run_in_executor(self._reader, _text_side, spec.engine)
         arguments = spec.template_arguments
         pictures = _pictures(spec.engine, side, self._media)
-        return ServedModel(spec.name, side, client, spec.defaults, arguments, encoder, pictures)
+        sparse = spec.engine.specprefill
+        own = spec.defaults, arguments, encoder, pictures, sparse
+        return ServedModel(spec.name, side, client, *own)
 
     async def tidy(self) -> None:
         """Have what models held in this process go back to the system."""
@@ -237,7 +249,15 @@ async def open_model(
     await client.start()
     side, encoder = await asyncio.to_thread(_text_side, config)
     pictures = _pictures(config, side, media)
-    return ServedModel(config.name, side, client, defaults, encoder=encoder, pictures=pictures)
+    return ServedModel(
+        config.name,
+        side,
+        client,
+        defaults,
+        encoder=encoder,
+        pictures=pictures,
+        specprefill=config.specprefill,
+    )
 
 
 def _pictures(config: EngineConfig, side: TextSide, media: MediaDesk | None) -> ModelPictures:

@@ -80,6 +80,14 @@ class Request(msgspec.Struct, kw_only=True):
     """Where the prompt's pictures stand."""
     pictures: dict[str, Any] = {}
     """Those pictures by their digests (millrace.serving.pictures.HeldPicture)."""
+    specprefill: bool | None = None
+    """Whether a draft chooses what of the prompt runs; None leaves it to the server."""
+    specprefill_keep_pct: float | None = None
+    """The share that stays; None takes the server's."""
+    head: int = 0
+    """Tokens up to the end of the system prompt and the tools, which are never left out."""
+    tail: int | None = None
+    """Where the last message begins, which is never left out either."""
     adapter: ServedAdapter | None = None
     """What it runs with; None is what its model does."""
 
@@ -117,9 +125,14 @@ class _Ranges(SamplingRanges, kw_only=True):
     logprobs: WideTop | None
     prompt_logprobs: WideTop | None
     timeout: Timeout | None
+    specprefill: bool | None
+    specprefill_keep_pct: Share | None
 
 
-_PLAIN = ("n", "max_tokens", "priority", "logprobs", "prompt_logprobs", "timeout")
+_PLAIN = (
+    *("n", "max_tokens", "priority", "logprobs", "prompt_logprobs", "timeout"),
+    *("specprefill", "specprefill_keep_pct"),
+)
 
 
 def seed_of(value: int | None) -> int | None:

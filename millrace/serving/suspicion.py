@@ -35,7 +35,7 @@ class Milestone(NamedTuple):
 
     tokens: int = 0
     prefilled: int = 0
-    """Prompt tokens that the engine has run since it was given the request."""
+    """Prompt tokens that the engine has run since it was given the request, its draft's among them."""
 
     def beyond(self, mark: Milestone) -> bool:
         """Prompts are run again after a resume, which is nothing new for one that had tokens."""

@@ -52,6 +52,8 @@ class Wishes(msgspec.Struct, kw_only=True):
     priority: int | None = None
     timeout: float | None = None
     cache_salt: str | None = None
+    specprefill: bool | None = None
+    specprefill_keep_pct: float | None = None
 
 
 def wishes_of(wire: Any, **named: str) -> Wishes:
@@ -85,6 +87,8 @@ def fill(
     request.priority = wishes.priority or 0
     request.timeout = wishes.timeout
     request.cache_salt = wishes.cache_salt or ""
+    request.specprefill = wishes.specprefill
+    request.specprefill_keep_pct = wishes.specprefill_keep_pct
     return request
 
 

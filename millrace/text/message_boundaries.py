@@ -16,6 +16,8 @@ from millrace.text.dialect import Dialect
 
 RECENT = 3
 """Messages whose ends are looked for; those of earlier ones were found in earlier turns."""
+_MOST_TAIL = 0.5
+"""The part of a prompt that its last message may be to stay whole."""
 _WORDS = "\ue002"
 """A private character, which no template and no text has."""
 
@@ -41,6 +43,42 @@ def opening(dialect: Dialect, chat: Conversation) -> str:
     first = next((i for i, m in enumerate(chat.messages) if m.role == "user"), None)
     before = chat.messages[:first]
     return _render(dialect, chat, [*before, _said("user")]).partition(_WORDS)[0]
+
+
+def borders(
+    dialect: Dialect,
+    chat: Conversation,
+    text: str,
+    ends: Sequence[int],
+    place: Callable[[int], int] = int,
+) -> tuple[int, int | None]:
+    """How many tokens of the prompt come before the first user's words, and how many before the last
+    message, for those who leave out what lies between; None where the last message is too much to stay.
+
+    Results of tools just before the last message are part of it: they have not been answered yet. A user's
+    message that is most of the prompt is not kept whole, since nothing would be gained then.
+    """
+    messages = chat.messages
+    if not messages:
+        return 0, None
+    try:
+        head = bisect.bisect_right(ends, place(_shared(opening(dialect, chat), text)))
+    except BadRequest:
+        head = 0
+    first = len(messages) - 1
+    while first > 0 and messages[first - 1].role == "tool":
+        first -= 1
+    answers = any(m.role == "tool" for m in messages[first:])
+    if not first:
+        return head, 0 if answers else None
+    try:
+        before = _shared(_render(dialect, chat, messages[:first]), text)
+    except BadRequest:  # templates refuse conversations that end with this role or that
+        return head, 0 if answers else None
+    tail = bisect.bisect_right(ends, place(before))
+    if not answers and len(ends) - tail > (len(ends) - head) * _MOST_TAIL:
+        return head, None
+    return head, tail
 
 
 def _places(dialect: Dialect, chat: Conversation, text: str) -> Iterator[int]:

@@ -18,7 +18,7 @@ from millrace.text.conversation import Conversation
 from millrace.text.dialect import Dialect
 from millrace.text.grammar.demand import Demand
 from millrace.text.inputs import Inputs, PairsTask, TextsTask
-from millrace.text.message_boundaries import boundaries, opening
+from millrace.text.message_boundaries import borders, boundaries, opening
 from millrace.text.pictures import ExpandedPrompt, Expansion, PictureWords
 from millrace.text.tokenizer import Tokenizer
 from millrace.text.volatile import Volatile
@@ -142,6 +142,9 @@ class WrittenPrompt(msgspec.Struct, kw_only=True):
     stripped: int = 0
     media: list[Span] = []
     """Where the prompt's pictures stand."""
+    head: int = 0
+    tail: int | None = None
+    """Between which tokens may be left out, where that was asked for."""
 
 
 class PromptLength(msgspec.Struct):
@@ -156,14 +159,20 @@ class ChatTask(msgspec.Struct, tag="chat", kw_only=True):
     demand: Demand | None = None
     boundaries: bool = True
     """Whether the engine has a use for the places at which messages end."""
+    borders: bool = False
+    """Whether something may be left out between the first message and the last."""
 
     def run(self, side: TextSide) -> WrittenPrompt:
         dialect, chat = side.dialect, self.chat
         rendered, digests = dialect.render_pictures(chat)
-        prompt = side.tokenised(rendered, digests, chat.expansions, placed=self.boundaries)
+        placed = self.boundaries or self.borders
+        prompt = side.tokenised(rendered, digests, chat.expansions, placed=placed)
         places: list[int] = []
         if self.boundaries:
             places = boundaries(dialect, chat, rendered, prompt.ends, prompt.place)
+        head, tail = 0, None
+        if self.borders:
+            head, tail = borders(dialect, chat, rendered, prompt.ends, prompt.place)
         text = prompt.text
         grammar, lazy = form_of(dialect, chat, self.demand, text)
         return WrittenPrompt(
@@ -174,6 +183,8 @@ class ChatTask(msgspec.Struct, tag="chat", kw_only=True):
             lazy_grammar=lazy,
             thinking=dialect.limit(chat, text),
             boundaries=places,
+            head=head,
+            tail=tail,
             stripped=dialect.stripped(chat),
         )
 

@@ -14,7 +14,7 @@ from fake_openai import Fake, Script, Step, answer, delta, finish, serve, serve_
 from typer.testing import CliRunner
 
 from millrace.bench.lengths import Fixed
-from millrace.bench.load import Wire, closed_loop, make_client, open_loop, send
+from millrace.bench.load import Wire, body, closed_loop, make_client, open_loop, send
 from millrace.bench.plot import check_plot
 from millrace.bench.runner import RunPlan, run
 from millrace.bench.samples import Level, Results, Sample, Target
@@ -51,6 +51,14 @@ def test_first_token_is_timed_at_the_first_text_not_at_the_role() -> None:
     assert body["stream_options"] == {"include_usage": True}
     assert "ignore_eos" not in body
     assert fake.headers[0]["authorization"] == "Bearer secret"
+
+
+def test_wishes_for_specprefill_are_sent_where_somebody_chose() -> None:
+    plain = json.loads(body(ITEM, "m", Wire()))
+    assert not [name for name in plain if name.startswith("specprefill")]
+    asked = json.loads(body(ITEM, "m", Wire(specprefill=True, specprefill_keep_pct=0.2)))
+    assert asked["specprefill"] is True and asked["specprefill_keep_pct"] == 0.2
+    assert json.loads(body(ITEM, "m", Wire(specprefill=False)))["specprefill"] is False
 
 
 def test_reasoning_and_tools_count_as_text_and_events_stand_in_for_usage() -> None:

@@ -93,6 +93,10 @@ def _specs(tmp_path: Path, text: str) -> list[ModelSpec]:
         ("x", "tool_format = 'nope'", "'x': There is no tool format 'nope'"),
         ("x", "reasoning_format = 'nope'", "'x': There is no reasoning format 'nope'"),
         ("x", "pooling = 'nope'", "'x': There is no pooling 'nope'"),
+        ("x", "specprefill = true", "needs a draft"),
+        ("x", "specprefill_draft = ''", "specprefill-draft is empty"),
+        ("x", "specprefill_draft = 'y'\nspecprefill_keep_pct = 1.5", "above 0 and at most 1"),
+        ("x", "specprefill_draft = 'y'\nspecprefill_threshold = -1", "cannot be -1"),
         ("x", "template_arguments = { messages = 3 }", "'x': The template argument 'messages'"),
     ],
 )
@@ -113,6 +117,20 @@ def test_an_alias_is_one_name_however_often_it_is_given(
     (spec,) = _specs(tmp_path, text)
     assert spec.aliases == ("a",)
     assert [(a.name, a.path) for a in spec.engine.adapters] == [("b=c", "/d")]
+
+
+def test_a_draft_is_found_and_only_for_its_own_model(tmp_path: Path, default_model: Path) -> None:
+    text = f"[models.x]\nmodel = '{default_model}'\nspecprefill-draft = '{default_model}'\n"
+    text += f"specprefill-keep-pct = 0.2\nspecprefill = true\n[models.y]\nmodel = '{default_model}'"
+    with_it, without = _specs(tmp_path, text)
+    sparse = with_it.engine.specprefill
+    assert sparse is not None and without.engine.specprefill is None
+    assert (sparse.draft, sparse.on, sparse.keep) == (str(default_model), True, 0.2)
+    assert sparse.threshold == 8192
+    engine = EngineConfig(model="", name="", specprefill=sparse)
+    base = ModelSpec(engine=engine, named=True)
+    with pytest.raises(SetupError, match="for a single model"):
+        specs_of(["a", "b"], {}, base, lambda *_: None, name=None, aliases=(), pins=())
 
 
 def test_lengths_of_time_are_numbers() -> None:

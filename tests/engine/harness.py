@@ -20,6 +20,7 @@ from millrace.engine.memory import Budget, StateCost
 from millrace.engine.runner import ForwardPass, Runner, whole
 from millrace.engine.sampler import Sampler
 from millrace.engine.sampling import HostSampling, SamplingBackend
+from millrace.engine.specprefill.draft import Draft
 from millrace.engine.transport import ThreadTransport
 from millrace.engine.turn import Seen, Turn, encoder
 from millrace.protocol import (
@@ -36,6 +37,7 @@ from millrace.protocol import (
     ToEngine,
     TokenLogprob,
 )
+from millrace.protocol.specprefill import Scoring, Selected
 
 Key = tuple[int, int]
 
@@ -56,9 +58,12 @@ class Bench:
         grammars: Grammars | None = None,
         vocabulary: int | None = None,
         picture_room: int = NO_LIMIT,
+        draft: Any = None,
+        draft_room: int = 1 << 40,
+        draft_cache: int = 1 << 30,
         **config: Any,
     ) -> None:
-        """`cache` is the prefix cache's memory in bytes; None goes without."""
+        """`cache` is the prefix cache's memory in bytes; None goes without. `draft` is a second model."""
         self.model = model
         self.generated: dict[Key, list[int]] = {}
         self.finish: dict[Key, str] = {}
@@ -71,6 +76,22 @@ class Bench:
         settings = EngineConfig(model="tiny", name="tiny", **config)
         sampler = Sampler(backend or HostSampling())
         self.found: dict[int, Prefilled] = {}
+        beside: Draft | None = None
+        if draft is not None:
+            caches = make_prompt_cache(draft)
+            mx.eval(draft(mx.array([[0]], mx.int32), cache=caches))
+            chunk = settings.prefill_chunk or 512
+            beside = Draft(
+                draft,
+                caches,
+                target=model,
+                chunk=chunk,
+                room=draft_room,
+                cached=draft_cache,
+                recurring=recurring,
+            )
+        self.selected: dict[int, Selected] = {}
+        self.scoring: list[Scoring] = []
         runner = Runner(model, forward=forward, recurring=recurring)
         cost = replace(runner.cost, chunk=settings.prefill_chunk or 512)
         self.budget = Budget(cost, budget.limit if budget else 1 << 40)
@@ -102,6 +123,7 @@ class Bench:
             journal=self._note,
             vocabulary=vocabulary,
             picture_room=picture_room,
+            draft=beside,
         )
 
     def _note(self, seen: Seen, turn: Turn, pictures: list[Picture]) -> None:
@@ -112,6 +134,8 @@ class Bench:
         match message:
             case Step(rows=rows, prefilled=prefilled, prompt_logprobs=prompts):
                 self.prompt_logprobs |= {p.id: p.items for p in prompts}
+                self.selected |= {s.id: s for s in message.selected}
+                self.scoring += message.scoring
                 for row in rows:
                     key = (row.id, row.choice)
                     assert key not in self.finish, "a token after the end"

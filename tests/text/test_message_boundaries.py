@@ -12,7 +12,7 @@ import pytest
 
 from millrace.text.conversation import Conversation
 from millrace.text.dialect import Dialect
-from millrace.text.message_boundaries import boundaries, opening
+from millrace.text.message_boundaries import borders, boundaries, opening
 from millrace.text.tokenizer import Tokenizer
 from millrace.text.volatile import Volatile
 
@@ -205,3 +205,57 @@ def test_volatile_lines_are_no_part_of_the_prompt(speak: Callable[..., Speaker])
     text = speaker.dialect.render(chat)
     assert "You are kind.\nBe brief." in text and "\nSession 3" in text
     assert speaker.dialect.stripped(chat) == 2
+
+
+def _between(speaker: Speaker, *messages: dict[str, Any], **more: Any) -> tuple[str, str | None]:
+    """What always stays of a prompt: before the border of its head, and from that of its tail on."""
+    chat = Conversation(list(messages), **more)
+    text = speaker.dialect.render(chat)
+    tokens, ends = speaker.tokenizer.encode_placed(text)
+    head, tail = borders(speaker.dialect, chat, text, ends)
+    parts = tokens[:head], None if tail is None else tokens[tail:]
+    before, after = (p and speaker.tokenizer.decode(p, skip_special=False) for p in parts)
+    return before or "", after
+
+
+def _message(role: str, content: str) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+def test_system_tools_and_the_last_message_are_never_left_out(
+    speak: Callable[..., Speaker],
+) -> None:
+    speaker = speak()
+    long = "many words " * 40
+    said = [_message("user", long), _message("assistant", long), _message("user", "And now?")]
+    head, tail = _between(speaker, SYSTEM, *said)
+    assert head == f"<|im_start|>system\n{SYSTEM['content']}<|im_end|>\n<|im_start|>user\n"
+    assert tail == "<|im_start|>user\nAnd now?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_results_of_tools_are_part_of_the_last_message(speak: Callable[..., Speaker]) -> None:
+    speaker = speak()
+    results = [_message("tool", "one " * 200), _message("tool", "two " * 200)]
+    asked = [_message("user", "Look."), _message("assistant", "I look.")]
+    _, tail = _between(speaker, SYSTEM, *asked, *results)
+    assert tail is not None and tail.count("one") == tail.count("two") == 200
+    _, tail = _between(speaker, SYSTEM, *asked, *results, _message("user", "And?"))
+    assert tail is not None and tail.count("one") == 200 and "And?" in tail
+    assert _between(speaker, *results)[1] is not None, "nor where they are all there is"
+
+
+def test_a_users_message_that_is_nearly_all_may_be_cut(speak: Callable[..., Speaker]) -> None:
+    speaker = speak()
+    assert _between(speaker, SYSTEM, _message("user", "long " * 500))[1] is None
+    more = [_message("user", "Hi."), _message("assistant", "Hi."), _message("user", "long " * 500)]
+    assert _between(speaker, SYSTEM, *more)[1] is None
+
+
+@pytest.mark.parametrize("template", [FORGETFUL, TOOLS_LAST, STRICT, FOLDED])
+def test_templates_of_any_kind_leave_the_last_words_in_the_tail(
+    speak: Callable[..., Speaker], template: str
+) -> None:
+    speaker = speak(template)
+    said = [_message("user", "long " * 90), _message("assistant", "Yes."), _message("user", "End?")]
+    _, tail = _between(speaker, *said, tools=[TOOL["function"]])
+    assert tail is None or "End?" in tail

@@ -36,6 +36,18 @@ class Cancellation(msgspec.Struct):
     cancelled: Literal[True]
 
 
+class SparseStatus(msgspec.Struct):
+    """What a draft chose of a prompt."""
+
+    scored_tokens: int
+    draft_tokens: int
+    """Those of them that it had to run."""
+    kept_tokens: int
+    total_tokens: int
+    scoring_seconds: float
+    prefill_seconds: float | None
+
+
 class RequestStatus(msgspec.Struct):
     id: str
     phase: Phase
@@ -52,6 +64,7 @@ class RequestStatus(msgspec.Struct):
     resumes: int
     priority: int
     endpoint: str
+    specprefill: SparseStatus | None = None
 
 
 class MemoryStatus(msgspec.Struct):

@@ -110,6 +110,8 @@ def _request(active: Active) -> dict[str, Any]:
     now = time.monotonic()
     first = active.first_token
     generated, prompt = active.tokens_generated, active.prompt_tokens
+    sparse = active.sparse
+    to_run = sparse["kept_tokens"] if sparse else prompt
     return {
         "id": active.id,
         "phase": active.phase,
@@ -117,7 +119,7 @@ def _request(active: Active) -> dict[str, Any]:
         "cached_tokens": active.cached,
         "cache_hit": active.hit,
         "prefilled_tokens": prompt if first else min(prompt, active.prefilled),
-        "progress": 1.0 if first else round(min(1.0, active.prefilled / max(1, prompt)), 3),
+        "progress": 1.0 if first else round(min(1.0, active.prefilled / max(1, to_run)), 3),
         "made_tokens": generated,
         "max_tokens": active.max_tokens,
         "age_seconds": round(now - active.arrived, 3),
@@ -130,4 +132,5 @@ def _request(active: Active) -> dict[str, Any]:
         "resumes": active.deaths,
         "priority": active.priority,
         "endpoint": active.endpoint,
+        "specprefill": sparse,
     }

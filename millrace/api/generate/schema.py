@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import msgspec
 from msgspec import Meta
 
 from millrace.api.fields import foreign
+from millrace.api.sampling import SpecPrefillFields
 from millrace.serving.ranges import (
     MOST,
     BadWords,
@@ -30,7 +30,7 @@ from millrace.serving.ranges import (
 Start = Annotated[int, Meta(ge=-1, le=MOST)]
 
 
-class SamplingParams(msgspec.Struct, kw_only=True):
+class SamplingParams(SpecPrefillFields, kw_only=True):
     temperature: Temperature | None = None
     top_p: Share | None = None
     top_k: TopK | None = None
@@ -55,7 +55,7 @@ class SamplingParams(msgspec.Struct, kw_only=True):
     sampling_seed: int | None = None
 
 
-class GenerateRequest(msgspec.Struct, kw_only=True):
+class GenerateRequest(SpecPrefillFields, kw_only=True):
     """Where a batch takes a list, one value stands for all of its prompts."""
 
     model: str | None = None

@@ -45,6 +45,7 @@ def place(request: Request, wire: OllamaCommon, model: ServedModel) -> list[str]
     wishes.seed = None if options.seed == -1 else options.seed
     wishes.cache_salt = wire.cache_salt
     fill(request, wishes, model, _HERE)
+    wire.cut(request)
     if options.num_predict is not None:
         request.max_tokens = options.num_predict if options.num_predict > 0 else None
     request.window = options.num_ctx

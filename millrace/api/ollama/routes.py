@@ -125,7 +125,8 @@ async def generate(http: HttpRequest) -> Response:
     )
     if wire.context:
         request.prompt = await asyncio.to_thread(followed, wire.context, conversation, model)
-        request.boundaries = []  # they were those of the prompt without its past
+        # They were those of the prompt without its past.
+        request.boundaries, request.head, request.tail = [], 0, None
     ignored += _deaf(conversation, model)
     # Tokens alone cannot tell which pictures they stood for.
     remember = not wire.images

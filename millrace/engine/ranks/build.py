@@ -61,7 +61,7 @@ def build_follower(
     on_cpu = loaded.device == "cpu"
     config = completed(config, on_cpu, native=loaded.native)
     runner = Runner(loaded.model, loaded.caches, recurring=not on_cpu)
-    kv, cached = rooms(config, loaded, pictures=0)
+    kv, cached = rooms(config, loaded, taken=0)
     budget = Budget(replace(runner.cost, chunk=config.prefill_chunk or 0), kv)
     device.bound_freed(loaded.weight_bytes + kv + cached)
     store = disk = None

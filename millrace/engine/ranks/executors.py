@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from millrace.engine.batch import Batch, Drawn, Pending
-from millrace.engine.executor import Executor, Prompt
+from millrace.engine.executor import Executor
 from millrace.engine.grammar import Grammars
+from millrace.engine.prompt import Prompt
 from millrace.engine.row import Row
 from millrace.engine.turn import Admit, Chunk, RowResult
 

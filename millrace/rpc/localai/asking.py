@@ -142,10 +142,34 @@ def _wishes(wire: Any, held: Held) -> Wishes:
         max_tokens=wire.Tokens if wire.Tokens > 0 else None,
         stop=list(wire.StopPrompts) or None,
         ignore_eos=wire.IgnoreEOS,
+        specprefill=_truth(wire, "specprefill"),
+        specprefill_keep_pct=_share(wire, "specprefill_keep_pct"),
     )
     for name, value in held.plan.options.overrides.items():
         setattr(wishes, name, value)
     return wishes
+
+
+def _truth(wire: Any, name: str) -> bool | None:
+    said = wire.Metadata.get(name, "").strip().lower()
+    if said not in ("", "true", "false"):
+        raise BadRequest(f"'Metadata.{name}' must be true or false.", param=f"Metadata.{name}")
+    return said == "true" if said else None
+
+
+def _share(wire: Any, name: str) -> float | None:
+    said = wire.Metadata.get(name, "").strip()
+    if not said:
+        return None
+    try:
+        share = float(said)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise BadRequest(
+            f"'Metadata.{name}' must be a share above 0 and at most 1.", param=f"Metadata.{name}"
+        )
+    return share
 
 
 def _bias(text: str) -> dict[str, float] | None:
@@ -183,7 +207,7 @@ def conversation_of(wire: Any) -> Conversation:
         tools=tools.functions,
         tool_choice=tools.choice,
         tool_name=tools.name,
-        thinking=_thinking(wire) if switch is None else switch,
+        thinking=_truth(wire, "enable_thinking") if switch is None else switch,
         effort=wire.Metadata.get("reasoning_effort") or None,
         template_arguments=arguments,
     )
@@ -235,15 +259,6 @@ def _choice(wire: Any) -> Any:
     if text[0] in '{"[':
         return read_json("ToolChoice", text) or None
     return text
-
-
-def _thinking(wire: Any) -> bool | None:
-    said = wire.Metadata.get("enable_thinking", "").strip().lower()
-    if said not in ("", "true", "false"):
-        raise BadRequest(
-            "'Metadata.enable_thinking' must be true or false.", param="Metadata.enable_thinking"
-        )
-    return None if not said else said == "true"
 
 
 def _template_arguments(wire: Any) -> dict[str, Any]:

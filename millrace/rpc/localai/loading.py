@@ -23,6 +23,7 @@ from millrace.models.resolve import resolve
 from millrace.models.window import read_config, window_of
 from millrace.rpc.localai.options import EngineArgs, Options, engine_args_of, options_of
 from millrace.serving.catalogue import ModelSpec
+from millrace.serving.drafts import specprefill_of, with_draft
 from millrace.sizes import bytes_in
 from millrace.text.tokenizer import Tokenizer
 
@@ -93,6 +94,7 @@ def plan_of(wire: Any, base: EngineConfig) -> Plan:
         adapters=adapters,
         group=group,
     )
+    engine = with_draft(engine)
     if encoder_in(engine) is None:
         engine = msgspec.structs.replace(engine, context=_window(wire, options, given, folder))
     spec = ModelSpec(
@@ -174,6 +176,13 @@ def _engine(wire: Any, options: Options, given: EngineArgs) -> dict[str, Any]:
     }
     sizes = ("kv_memory", "cache_memory", "cache_disk")
     found |= {n: _bytes(n, v) for n in sizes if (v := getattr(given, n)) is not None}
+    found["specprefill"] = specprefill_of(
+        given.specprefill_draft,
+        given.specprefill,
+        given.specprefill_threshold,
+        given.specprefill_keep_pct,
+        "engine_args ",
+    )
     return found | given.engine
 
 

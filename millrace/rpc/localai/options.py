@@ -176,12 +176,16 @@ class EngineArgs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     reasoning_format: str | None = None
     strip_volatile: tuple[str, ...] | None = None
     template_arguments: dict[str, Any] = {}
+    specprefill_draft: str | None = None
+    specprefill: bool | None = None
+    specprefill_threshold: int | None = None
+    specprefill_keep_pct: float | None = None
 
     @property
     def engine(self) -> dict[str, Any]:
         """What of it an engine's configuration takes as it is."""
         names = set(EngineConfig.__struct_fields__) & set(self.__struct_fields__)
-        names -= {"kv_memory", "cache_memory", "cache_disk"}
+        names -= {"kv_memory", "cache_memory", "cache_disk", "specprefill"}
         return {n: value for n in names if (value := getattr(self, n)) is not None}
 
 

@@ -1,0 +1,69 @@
+"""What the draft is to do in a turn, and what came of it, as plain data."""
+
+from __future__ import annotations
+
+import msgspec
+
+from millrace.cache.operations import AnyOperation, Operation
+from millrace.protocol.specprefill import Ranges
+
+
+class BeginScoring(Operation, frozen=True):
+    """The draft is going to look at the prompt of this row's request."""
+
+    job: int
+    """A number of the draft's own."""
+    row: int
+    width: int
+    """Places for its tokens, those of the look ahead included."""
+
+
+class ScoreChunk(Operation, frozen=True):
+    """Run the draft on so many more of a prompt's tokens, padded to `length`."""
+
+    job: int
+    count: int
+    length: int
+    wait: bool = False
+
+
+class LookAhead(Operation, frozen=True):
+    """Let the draft go on by so many tokens, and note what of the prompt it looks at."""
+
+    job: int
+    steps: int
+    wait: bool = False
+
+
+class ChooseTokens(Operation, frozen=True):
+    """Say what of a prompt stays, of which the state of `known` tokens is there."""
+
+    job: int
+    known: int
+    window: int
+
+
+class EndScoring(Operation, frozen=True):
+    """The draft lets go of a prompt."""
+
+    job: int
+
+
+class DraftCache(Operation, frozen=True):
+    """Something for the draft's own prefix cache."""
+
+    operation: AnyOperation
+
+
+ScoringOperation = BeginScoring | ScoreChunk | LookAhead | ChooseTokens | EndScoring | DraftCache
+
+
+class ScoringResult(msgspec.Struct):
+    """What came of the draft's work in a turn."""
+
+    job: int
+    seconds: float | None = None
+    """What it took, where the host waited for it."""
+    kept: Ranges | None = None
+    """What stays, if that was chosen."""
+    problem: str | None = None

@@ -1,0 +1,264 @@
+"""The prompts that a draft looks at before the model runs them: whose turn it is, and how much of it runs
+beside a step of the batch.
+
+Pure. One prompt is scored at a time, the most important first and then in the order of arrival; what the
+draft takes is learnt by itself. A prompt that is given up meanwhile is let go of.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import cast
+
+from millrace.cache.operations import AnyOperation
+from millrace.cache.residency import Operations
+from millrace.engine.books import Job, Stage
+from millrace.engine.cache_use import CacheUse
+from millrace.engine.chunkcost import ChunkCost
+from millrace.engine.latency_model import GROWTH, IDLE_SECONDS, SMALLEST_CHUNK
+from millrace.engine.memory import StateCost, capacity
+from millrace.engine.shapes import Shapes
+from millrace.engine.specprefill.operations import (
+    BeginScoring,
+    ChooseTokens,
+    DraftCache,
+    EndScoring,
+    LookAhead,
+    ScoreChunk,
+    ScoringResult,
+)
+from millrace.engine.specprefill.selection import Kept, worthwhile
+from millrace.protocol import Submit
+from millrace.protocol.specprefill import Scoring, Selected
+
+AHEAD = 8
+"""Tokens that the draft goes on by: what they look at is what matters."""
+_FIRST = 128
+"""Tokens of the first chunk beside running rows, before it is known what one takes."""
+
+
+@dataclass(frozen=True)
+class DraftFacts:
+    """What the decider is told of a draft."""
+
+    cost: StateCost
+    room: int
+    """Bytes that the state of a prompt may take."""
+    chunk: int
+    """The most tokens of a chunk."""
+    shapes: Shapes
+    window: int = 0
+    """How far back the sliding windows of the model look that the draft works for."""
+
+    def width(self, length: int) -> int:
+        return capacity(length + AHEAD)
+
+
+@dataclass
+class _Current:
+    """The prompt that the draft has at hand."""
+
+    job: Job
+    """Of the model."""
+    mine: Job
+    """The same for the draft, and for its cache."""
+    ahead: int = 0
+    planned: int = 0
+    """Tokens of the last turn's chunk."""
+    looked: int = 0
+    """Steps of the last turn."""
+    began: float = 0.0
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A prompt that the draft has done with."""
+
+    job: Job
+    """Of the model."""
+    kept: Kept | None = None
+    told: Selected | None = None
+    """What the front hears of it."""
+    problem: str | None = None
+
+
+class Scorings:
+    def __init__(self, facts: DraftFacts, cache: CacheUse | None) -> None:
+        """`cache` is the draft's own."""
+        self._facts = facts
+        self._cache = cache
+        self._numbers = itertools.count(1)
+        self._waiting: list[Job] = []
+        self._current: _Current | None = None
+        self._chunks = ChunkCost()
+        self._steps = 0.0
+        """What a step of the look ahead takes, as measured lately."""
+
+    @property
+    def busy(self) -> bool:
+        return self._current is not None or bool(self._waiting)
+
+    @property
+    def facts(self) -> DraftFacts:
+        return self._facts
+
+    def wanted(self, request: Submit, known: int) -> bool:
+        """Whether a request's prompt is to be scored, of which the state of so many tokens is known."""
+        sparse = request.sparse
+        if sparse is None or sparse.kept is not None or request.prompt_logprobs is not None:
+            return False
+        if any(choice.generated for choice in request.choices):
+            return False  # it has run whole before
+        return worthwhile(sparse, len(request.prompt), known, self._facts.window)
+
+    def problem(self, request: Submit) -> str | None:
+        """Why a prompt cannot be scored."""
+        needed = self._facts.cost.row(self._facts.width(len(request.prompt)))
+        if needed <= self._facts.room:
+            return None
+        return (
+            f"The draft of SpecPrefill needs {needed / 2**20:.1f} MiB for this prompt and has "
+            f"{self._facts.room / 2**20:.1f} MiB. Shorten it, or send it with specprefill false."
+        )
+
+    def add(self, job: Job) -> None:
+        job.unscored = True
+        self._waiting.append(job)
+
+    def clear(self, out: Operations) -> None:
+        """Forget what the draft's cache holds."""
+        if self._cache is not None:
+            found: Operations = []
+            self._cache.index.clear(found)
+            self._wrap(found, out)
+
+    @property
+    def cached_bytes(self) -> int:
+        return self._cache.index.nbytes if self._cache is not None else 0
+
+    # What to do
+
+    def plan(self, out: Operations, now: float, spare: float | None) -> float | None:
+        """Go on with the prompt at hand, or begin another, for about `spare` seconds beside a step; None
+        where nobody waits for one. Returns the seconds that it should take, 0 for nothing to do, None
+        where that is not known."""
+        self._tidy(out)
+        if self._current is None and not self._begin(out, now):
+            return 0.0
+        current = self._current
+        assert current is not None
+        mine, wait = current.mine, spare is None
+        if mine.left > 0:
+            count = self._count(mine.left, spare)
+            length = count
+            if count < mine.left:
+                count = length = min(count, max(1, self._facts.shapes.whole(count)))
+            else:
+                length = self._facts.shapes.length(count)
+            count = min(count, mine.reach)
+            length = max(count, min(length, self._facts.width(mine.length) - mine.done))
+            current.planned = count
+            out.append(ScoreChunk(mine.number, count, length, wait=wait))
+            return self._chunks.of(count) if self._chunks.known else None
+        steps = AHEAD - current.ahead
+        if spare is not None:
+            steps = min(steps, max(1, int(spare / self._steps) if self._steps else 1))
+        current.looked = steps
+        out.append(LookAhead(mine.number, steps, wait=wait))
+        if current.ahead + steps == AHEAD:
+            known = current.job.known
+            out.append(ChooseTokens(mine.number, known, self._facts.window))
+        return self._steps * steps or None
+
+    def ran(
+        self, results: list[ScoringResult], gap: float | None, out: Operations, now: float
+    ) -> Scored | None:
+        """Learn what the last turn brought: the prompt at hand, if it is done or has failed. `gap` is by
+        how much a step was longer, where it was not timed by itself."""
+        current = self._current
+        if current is None:
+            return None
+        mine = current.mine
+        found = [r for r in results if r.job == mine.number]
+        planned, looked = current.planned, current.looked
+        current.planned = current.looked = 0
+        if not found:
+            return None
+        if (problem := next((r.problem for r in found if r.problem is not None), None)) is not None:
+            self._current = None
+            return Scored(current.job, problem=problem)
+        seconds = found[0].seconds if found[0].seconds is not None else gap
+        if planned:
+            mine.done += planned
+            if seconds is not None:
+                self._chunks.saw(planned, seconds)
+            if self._cache is not None:
+                cached: Operations = []
+                self._cache.ran(mine, cached, now)
+                self._wrap(cached, out)
+        elif looked:
+            current.ahead += looked
+            if seconds is not None:
+                each = seconds / looked
+                self._steps += 0.5 * (each - self._steps) if self._steps else each
+        chosen = next((r.kept for r in found if r.kept is not None), None)
+        if chosen is None:
+            return None
+        out.append(EndScoring(mine.number))
+        self._current = None
+        kept = Kept.of(chosen, mine.length)
+        told = Selected(
+            id=mine.request.id,
+            kept=list(kept.ranges),
+            scored=kept.total,
+            run=kept.total - mine.cached,
+            seconds=now - current.began,
+        )
+        return Scored(current.job, kept, told)
+
+    def progress(self) -> list[Scoring]:
+        """How far the draft is with the prompt at hand."""
+        if self._current is None:
+            return []
+        mine = self._current.mine
+        return [Scoring(mine.request.id, mine.done, mine.length)]
+
+    def _count(self, left: int, spare: float | None) -> int:
+        most = self._facts.chunk
+        if spare is None:
+            if self._chunks.known:
+                most = max(SMALLEST_CHUNK, self._chunks.within(IDLE_SECONDS, most))
+        elif self._chunks.known:
+            within = self._chunks.within(spare, most)
+            most = max(SMALLEST_CHUNK, min(within, int(GROWTH * self._chunks.largest)))
+        else:
+            most = min(most, _FIRST)
+        return min(left, most)
+
+    def _tidy(self, out: Operations) -> None:
+        self._waiting = [j for j in self._waiting if j.stage is not Stage.OVER]
+        current = self._current
+        if current is not None and current.job.stage is Stage.OVER:
+            out.append(EndScoring(current.mine.number))
+            self._current = None
+
+    def _begin(self, out: Operations, now: float) -> bool:
+        if not self._waiting:
+            return False
+        job = min(self._waiting, key=lambda j: (-j.priority, j.arrived, j.number))
+        self._waiting.remove(job)
+        mine = Job(next(self._numbers), job.request, job.seats[:1], job.request.prompt, job.arrived)
+        self._current = _Current(job, mine, began=now)
+        width = self._facts.width(mine.length)
+        out.append(BeginScoring(mine.number, job.seats[0].number, width))
+        if self._cache is not None:
+            found: Operations = []
+            self._cache.expect(mine, found)
+            mine.known = 0
+            self._cache.begin(mine, found, now)
+            self._wrap(found, out)
+        return True
+
+    def _wrap(self, operations: Operations, out: Operations) -> None:
+        out += [DraftCache(cast(AnyOperation, operation)) for operation in operations]

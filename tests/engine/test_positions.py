@@ -1,0 +1,198 @@
+"""Tokens at positions that their places do not tell: right by construction, harmless where nobody asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+import tiny
+from mlx_lm.models import rope_utils
+from mlx_lm.models.cache import make_prompt_cache
+from native.native_models import Kind
+
+from millrace.engine.memory import Rectangle
+from millrace.engine.runner import Runner
+from millrace.errors import ModelError
+from millrace.models.rotations import Rotation, Rotations, peek, rotate
+
+TOKENS = [(7 * k) % 61 + 3 for k in range(40)]
+KEPT = [*range(6), *range(11, 19), *range(30, 40)]
+GEMMA = {"sliding_window": 16, "sliding_window_pattern": 2, "query_pre_attn_scalar": 64}
+
+
+def _rotated(kind: str) -> Any:
+    model = tiny.build(kind)
+    rotate(model)
+    return model
+
+
+MODELS: dict[str, Callable[[], Any]] = {
+    "llama by MLX": lambda: _rotated("llama"),
+    "qwen3 by MLX": lambda: _rotated("qwen3"),
+    "gemma3 by MLX": lambda: _rotated("gemma3_text"),
+    "gpt-oss by MLX": lambda: _rotated("gpt_oss"),
+    "llama": lambda: Kind().native(),
+    "qwen2": lambda: Kind("qwen2", heads=(6, 2), hidden=192, bits=4).native(),
+    "qwen3": lambda: Kind("qwen3").native(),
+    "gemma3": lambda: Kind("gemma3_text", layers=4, more=GEMMA).native(),
+}
+
+
+@pytest.fixture(params=list(MODELS), scope="module")
+def runner(request: pytest.FixtureRequest) -> Runner:
+    return Runner(MODELS[request.param]())
+
+
+def _run(
+    runner: Runner, job: int, tokens: list[int], positions: list[int] | None, pieces: int = 1
+) -> mx.array:
+    runner.begin(job, 64)
+    size = -(-len(tokens) // pieces)
+    found = []
+    for at in range(0, len(tokens), size):
+        some = None if positions is None else positions[at : at + size]
+        part = tokens[at : at + size]
+        logits = runner.chunk(job, part, len(part), beside=False, scored=True, positions=some)
+        found.append(logits)
+    mx.eval(found)
+    return mx.concatenate(found, axis=1)[0]
+
+
+def _caches(runner: Runner, job: int) -> list[Any]:
+    return runner._prompts[job]
+
+
+def test_positions_that_are_the_places_change_no_bit(runner: Runner) -> None:
+    dense = _run(runner, 1, TOKENS, None)
+    told = _run(runner, 2, TOKENS, list(range(len(TOKENS))))
+    assert mx.array_equal(dense, told)
+
+
+def test_kept_tokens_are_turned_as_in_the_whole_prompt(runner: Runner) -> None:
+    """In the first layer a key depends on its token and position alone."""
+    dense, sparse = _run(runner, 1, TOKENS, None), _run(runner, 2, [TOKENS[k] for k in KEPT], KEPT)
+    whole, cut = (_caches(runner, job)[0] for job in (1, 2))
+    if whole.keys.shape[2] >= len(TOKENS):  # a window has let go of the first
+        assert mx.array_equal(whole.keys[:, :, mx.array(KEPT)], cut.keys[:, :, : len(KEPT)])
+    # Those that see all that came before them in the whole prompt, too.
+    assert np.allclose(dense[:6], sparse[:6], atol=1e-5)
+    assert not np.allclose(dense[-1], sparse[-1], atol=1e-3)
+
+
+def test_pieces_of_a_sparse_prompt_are_the_whole(runner: Runner) -> None:
+    tokens = [TOKENS[k] for k in KEPT]
+    whole, pieces = _run(runner, 1, tokens, KEPT), _run(runner, 2, tokens, KEPT, pieces=3)
+    assert np.allclose(whole, pieces, atol=1e-4)
+
+
+def test_rows_go_on_at_their_own_positions(runner: Runner) -> None:
+    """A step of a sparse row beside a dense one, with one token and with guesses, is what a chunk of the
+    same tokens is."""
+    sparse = [TOKENS[k] for k in KEPT]
+    delta = len(TOKENS) - len(KEPT)
+    more = [5, 9, 12]
+    after = list(range(len(TOKENS), len(TOKENS) + len(more)))
+    wanted = [
+        _run(runner, 1, [*sparse, *more], [*KEPT, *after])[-3:],
+        _run(runner, 2, [*TOKENS, *more], None)[-3:],
+    ]
+    for steps in (1, 3):
+        if steps > 1 and not runner.trimmable:
+            continue
+        _run(runner, 3, sparse, KEPT)
+        _run(runner, 4, TOKENS, None)
+        runner.reserve(Rectangle(2, 64))
+        runner.join(3, 1, len(sparse), delta=delta)
+        runner.join(4, 1, len(TOKENS))
+        found = []
+        for k in range(0, len(more), steps):
+            fed = mx.array([more[k : k + steps]] * 2, mx.int32)
+            found.append(runner.step(fed))
+            if steps > 1:
+                runner.advance([steps] * 2)
+        logits = mx.concatenate(found, axis=1)
+        for row in range(2):
+            assert np.allclose(logits[row], wanted[row], atol=2e-4)
+        runner.empty()
+
+
+def test_what_a_token_looks_for_is_what_attention_uses(runner: Runner) -> None:
+    """The first layer's scores give the first layer's weights: checked where one token is all there is to
+    see beside itself."""
+    _run(runner, 1, TOKENS, None)
+    plain = _run(runner, 2, [*TOKENS, 9], None)[-1]
+    logits, asked = runner.peek(1, mx.array([[9]], mx.int32))
+    assert np.allclose(np.array(logits[0, -1]), plain, atol=1e-4)
+    assert any(a is not None for a in asked)
+    cache = _caches(runner, 1)
+    for layer, queries in enumerate(asked):
+        if queries is not None:
+            assert queries.dtype == mx.float32
+            assert queries.shape[-1] == cache[layer].keys.shape[-1]
+
+
+def test_queries_of_both_kinds_of_kernels_agree() -> None:
+    kind = Kind("qwen3")
+    native, mlx = Runner(kind.native()), kind.in_float32()
+    rotate(mlx)
+    other = Runner(mlx)
+    for one in (native, other):
+        _run(one, 1, TOKENS, None)
+    token = mx.array([[9]], mx.int32)
+    for ours, theirs in zip(native.peek(1, token)[1], other.peek(1, token)[1], strict=True):
+        assert ours is not None and theirs is not None
+        assert np.allclose(ours, theirs, atol=1e-4)
+
+
+ROPES: dict[str, Callable[[], Any]] = {
+    "plain": lambda: nn.RoPE(16),
+    "traditional": lambda: nn.RoPE(16, traditional=True),
+    "partial": lambda: nn.RoPE(8),
+    "scaled": lambda: nn.RoPE(16, scale=0.25),
+    "llama3": lambda: rope_utils.initialize_rope(
+        16, 10_000.0, False, {"rope_type": "llama3", "factor": 8.0}, 2048
+    ),
+    "yarn": lambda: rope_utils.initialize_rope(
+        16, 10_000.0, False, {"rope_type": "yarn", "factor": 4.0}, 2048
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(ROPES))
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_a_wrapped_rotation_is_bit_equal_and_keeps_its_type(name: str, dtype: mx.Dtype) -> None:
+    rope, shared = ROPES[name](), Rotations()
+    wrapped = Rotation(rope, shared, 0)
+    x = mx.random.normal((1, 3, 12, 16)).astype(dtype)
+    assert mx.array_equal(wrapped(x, offset=5), rope(x, offset=5))
+    with shared.at(list(range(5, 17))):
+        told = wrapped(x)
+    assert told.dtype == dtype and mx.array_equal(told, rope(x, offset=5))
+    rows = mx.random.normal((2, 3, 1, 16)).astype(dtype)
+    with shared.shifted(mx.array([0, 7], mx.int32)):
+        found = wrapped(rows, offset=4)
+    assert found.dtype == dtype
+    assert mx.array_equal(found[:1], rope(rows[:1], offset=4))
+    assert mx.array_equal(found[1:], rope(rows[1:], offset=11))
+
+
+@pytest.mark.parametrize("kind", ["mamba2", "jamba"])
+def test_models_that_cannot_are_refused_and_left_alone(kind: str) -> None:
+    model = tiny.build(kind)
+    with pytest.raises(ModelError, match="SpecPrefill"):
+        rotate(model)
+    assert not hasattr(model, "rotations")
+
+
+def test_a_failure_leaves_no_positions_behind() -> None:
+    model = _rotated("llama")
+    with pytest.raises(RuntimeError), model.rotations.at([1, 2]):
+        raise RuntimeError
+    caches = make_prompt_cache(model)
+    _, asked = peek(model, mx.array([[4]], mx.int32), caches)
+    assert model.rotations.positions is None and model.rotations.seen is None
+    assert all(a is not None for a in asked)
