@@ -123,7 +123,7 @@ class Ours:
         )
         self.turns: Counter[str] = Counter()
 
-    def _note(self, seen: Seen, turn: Turn) -> None:
+    def _note(self, seen: Seen, turn: Turn, _pictures: object) -> None:
         for operation in turn.operations:
             if isinstance(operation, Chunk):
                 self.turns[f"chunk of {len(operation.jobs)} x {operation.length}"] += 1
