@@ -23,8 +23,10 @@ AHEAD = 4
 """Pictures of one request whose pixels may be on their way or wait to be encoded."""
 MOST_AHEAD = 8
 """The same for all requests together."""
-_FADING = 0.8
+_FADING = 0.97
 """Stages are not all alike: how much of the longest one's time is still expected of the next."""
+_GROWTH = 2
+"""Of one picture, at most so many times as many stages are run as the last time."""
 _OUTSIDE = 1 << 62
 """Above every vocabulary."""
 
@@ -83,7 +85,9 @@ class Pictures:
         self._turn = 0
         self._under_way: str | None = None
         self._part_seconds: float | None = None
-        """What a stage of the vision tower takes of the picture under way; lately, the longest ones."""
+        """What a stage of the vision tower takes; lately, the longest ones."""
+        self._parts = 0
+        """How many were run the last time, of the picture under way."""
         self._forget = False
         self._counts = PictureCounts()
 
@@ -120,14 +124,15 @@ class Pictures:
     def ran(self, result: PictureResult) -> None:
         """Learn what came of the vision tower's run on a picture."""
         known = self._known.get(result.digest)
-        if result.done or not result.parts:
-            self._part_seconds = None
-        else:
+        if result.done:
+            self._parts = 0
+        elif result.parts:
+            self._parts = result.parts
             lately = _FADING * (self._part_seconds or 0.0)
             self._part_seconds = max(result.seconds / result.parts, lately)
         if result.problem is not None:
             self._known.pop(result.digest, None)
-            self._under_way = None
+            self._under_way, self._parts = None, 0
         elif result.done and known is not None:
             known.state, known.nbytes = _State.ENCODED, result.nbytes
             self._under_way = None
@@ -191,12 +196,11 @@ class Pictures:
                 end = span.start if span.start > job.done else _end(span)
         return end - job.done
 
-    def encode(self, jobs: Sequence[Job], spare: float | None) -> EncodePicture | None:
-        """The picture that comes next, and how much of the vision tower to run on it: all of it, or as
-        many stages as fit into `spare` seconds."""
-        parts = 0
-        if spare is not None:
-            parts = max(1, int(spare / self._part_seconds)) if self._part_seconds else 1
+    def encode(self, jobs: Sequence[Job], spare: float) -> EncodePicture | None:
+        """The picture that comes next, and how much of the vision tower to run on it: as many stages as
+        fit into `spare` seconds."""
+        parts = int(spare / self._part_seconds) if self._part_seconds else 1
+        parts = max(1, min(parts, _GROWTH * self._parts))
         for job in jobs:
             for span in needed(job):
                 known = self._known.get(span.digest)
@@ -245,7 +249,7 @@ class Pictures:
         for digest in gone:
             del self._known[digest]
             if self._under_way == digest:
-                self._under_way = None
+                self._under_way, self._parts = None, 0
         if gone:
             out.append(DropPictures(gone))
 

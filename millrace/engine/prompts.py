@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from millrace.engine.books import Job, Stage
 from millrace.engine.cache_use import CacheUse
+from millrace.engine.latency_model import IDLE_SECONDS
 from millrace.engine.learning import Learning
 from millrace.engine.memory import Budget
 from millrace.engine.pictures import Pictures
@@ -98,8 +99,8 @@ class Prompts:
 
     def encode(self, draft: Draft, running: int) -> bool:
         """Run the vision tower on a picture in place of a chunk, if one waits; in parts that so many
-        running rows hardly feel."""
-        spare = PICTURE_SHARE * self._learning.spare(running) if running else None
+        running rows hardly feel, or after which others are heard soon enough."""
+        spare = PICTURE_SHARE * self._learning.spare(running) if running else IDLE_SECONDS
         picture = self._pictures.encode(self._scheduler.seeing(), spare)
         if picture is None:
             return False

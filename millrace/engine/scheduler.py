@@ -163,7 +163,8 @@ class Scheduler:
                 return group, max(j.left for j in group)
             chunk = self._latency.chunk(job.left, len(running), self._coming_rows(running))
             if chunk < job.left:
-                chunk = self._shapes.whole(chunk)
+                fit = self._shapes.coarse if job.request.media else self._shapes.whole
+                chunk = fit(chunk)
             return [job], min(chunk, job.reach)
         return None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _SHORT = (16, 32, 64, 128)
+_FEW = (16, 64, 256, 1024)
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,13 @@ class Shapes:
             return max(size for size in _SHORT if size <= tokens)
         step = 128 if tokens <= 1024 else 256
         return tokens // step * step
+
+    def coarse(self, tokens: int) -> int:
+        """The same from a set of few, for prompts with pictures: most of them are chunks that nothing
+        like was run before, and every new length would be planned before each length of keys."""
+        if not self.recurring:
+            return self.whole(tokens)
+        return max((size for size in _FEW if size <= tokens), default=tokens)
 
     def company(self, prompts: int) -> int:
         """How many of so many prompts run side by side."""

@@ -67,7 +67,7 @@ class Sights:
         """Run the vision tower on a picture whose pixels are here."""
         digest = operation.digest
         begin = time.perf_counter()
-        result = PictureResult(digest, operation.requests, parts=operation.parts)
+        result = PictureResult(digest, operation.requests)
         try:
             while not result.done:
                 # Each takes a while: where others wait, one of them at a time.
@@ -99,6 +99,7 @@ class Sights:
         self._under_way[operation.digest] = encoding
 
     def _run(self, operation: EncodePicture, result: PictureResult) -> None:
+        result.parts = operation.parts
         if self._under_way[operation.digest].run(operation.parts):
             features = self._under_way.pop(operation.digest).features
             self._features[operation.digest] = features

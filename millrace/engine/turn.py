@@ -202,7 +202,7 @@ class PictureResult(msgspec.Struct):
     nbytes: int = 0
     """Of its features."""
     parts: int = 0
-    """Stages that were run; 0 for all."""
+    """Stages that were run; 0 for all, or for what comes before them."""
     seconds: float = 0.0
     problem: str | None = None
 

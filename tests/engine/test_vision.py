@@ -65,6 +65,16 @@ def test_alone_it_equals_mlx_vlm(world: World, which: int) -> None:
     assert bench.run([world.ask(which)])[which, 0] == world.expected[which], bench.failed
 
 
+def test_text_is_what_the_text_tower_gives_by_itself(world: World) -> None:
+    made = list(world.told[PLAIN].prompt)
+    for _ in range(COUNT):
+        world.forget()
+        logits = world.model.inner.language_model(mx.array([made])).logits
+        made.append(int(mx.argmax(logits[0, -1])))
+    bench = world.bench()
+    assert bench.run([world.ask(PLAIN)])[PLAIN, 0] == made[-COUNT:]
+
+
 @pytest.mark.parametrize(
     "how",
     [

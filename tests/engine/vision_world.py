@@ -85,7 +85,7 @@ class World:
     def oracle(self, told: Told, count: int = COUNT) -> list[int]:
         from mlx_vlm.generate import generate_step
 
-        self._forget()
+        self.forget()
         ids = mx.array([told.prompt])
         rest = dict(told.together)
         pixels = rest.pop("pixel_values", None)
@@ -100,7 +100,7 @@ class World:
         )
         return [int(token) for token, _ in steps][:count]
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         """What mlx-vlm's tower keeps from the request before."""
         tower = self.model.inner.language_model
         for state in ("_rope_deltas", "_position_ids"):
@@ -111,7 +111,7 @@ class World:
         """A request with a video, and what mlx-vlm makes of the same frames."""
         from mlx_vlm.generate import generate_step
 
-        self._forget()
+        self.forget()
         config = ProcessorConfig(folder=str(self.folder), placeholder="<|image_pad|>", token=IMAGE)
         processor = Processor(config)
         seen = processor.seen(data, "film", moving=True)

@@ -111,7 +111,9 @@ class VisionLanguageModel(nn.Module):  # type: ignore[misc]
         self.merge = merge
         """Patches of a grid's side that become one token."""
         self.adapters = TextAdapters(inner)
-        self._stages = Stages(inner, pace())
+        self._pace = pace
+        self._stages: Stages | None = None
+        """Of the tower as it is when the first picture comes: before that, layers may be replaced."""
         self.whole_pictures = looks_both_ways(inner)
         """A picture's tokens see each other, so that no chunk may have a part of them."""
         if self.whole_pictures:
@@ -155,6 +157,8 @@ class VisionLanguageModel(nn.Module):  # type: ignore[misc]
 
         `tokens` are those from its first placeholder to its last.
         """
+        if self._stages is None:
+            self._stages = Stages(self.inner, self._pace())
         with self._stages.laying_out() as stages:
             features = self._laid_out(tokens, tensors)
         return Encoding(features, stages)

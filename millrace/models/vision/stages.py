@@ -37,9 +37,11 @@ class Pace:
     """A score of attention, beside its products."""
     value: float
     """A value that is computed by itself."""
+    compiles: bool = True
+    """Whether MLX may compile functions there; where it may not, that stays so."""
 
 
-CPU = Pace(step=1.0, score=1300, value=100)
+CPU = Pace(step=1.0, score=2600, value=100, compiles=False)
 METAL = Pace(step=8.0, score=20, value=20)
 
 
@@ -71,7 +73,7 @@ class Stages:
                 if _has_parts(half):  # attention, and what follows it
                     self._becomes(half, self._staged)
             self._becomes(layer, self._staged)
-        for part in towers:
+        for part in towers if pace is not None else ():
             self._cut(part)
 
     @contextmanager
@@ -83,7 +85,7 @@ class Stages:
         stages: list[list[mx.array]] = []
         self._stages = stages
         self._open, self._work = [], 0.0
-        with self._cutting() if self._pace is not None else nullcontext():
+        with self._cutting(self._pace) if self._pace is not None else nullcontext():
             self._laying_out = True
             try:
                 yield stages
@@ -92,22 +94,20 @@ class Stages:
                 self._laying_out = False
 
     @contextmanager
-    def _cutting(self) -> Iterator[None]:
+    def _cutting(self, pace: Pace) -> Iterator[None]:
         """Have the tower call our attention; its code looks that up where it calls it.
 
         One thread owns MLX: nobody else does meanwhile. A compiled function is not traced again for the
         same shapes, and would hold what was cut for another picture.
         """
         whole = mx.fast.scaled_dot_product_attention
-        compiling = "MLX_DISABLE_COMPILE" not in os.environ
-        mx.fast.scaled_dot_product_attention = self._attention_by_queries(whole)
-        if compiling:
-            mx.disable_compile()
+        mx.fast.scaled_dot_product_attention = self._attention_by_queries(whole, pace)
+        mx.disable_compile()
         try:
             yield
         finally:
             mx.fast.scaled_dot_product_attention = whole
-            if compiling:
+            if pace.compiles and "MLX_DISABLE_COMPILE" not in os.environ:
                 mx.enable_compile()
 
     def _note(self, given: mx.array, work: float) -> None:
@@ -200,10 +200,9 @@ class Stages:
             self._note(part, work / len(parts))
         return mx.concatenate(parts, axis=axis) if len(parts) > 1 else parts[0]
 
-    def _attention_by_queries(self, whole: Callable[..., mx.array]) -> Callable[..., mx.array]:
-        pace = self._pace
-        assert pace is not None
-
+    def _attention_by_queries(
+        self, whole: Callable[..., mx.array], pace: Pace
+    ) -> Callable[..., mx.array]:
         def attention(
             q: mx.array, k: mx.array, v: mx.array, *, mask: Any = None, **more: Any
         ) -> mx.array:
