@@ -8,7 +8,14 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from millrace.config import GroupConfig
+from millrace.config import GroupConfig, RankSeat
+
+SECRET = "MILLRACE_SEAT_SECRET"
+"""Where a rank's process finds the secret of its group's start: command lines are for everybody to see."""
+
+
+def seat_secret(seat: RankSeat) -> str:
+    return os.environ.get(SECRET) or seat.secret
 
 
 def hostfile_in(environment: Mapping[str, str]) -> tuple[str, int] | None:

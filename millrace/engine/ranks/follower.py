@@ -189,11 +189,11 @@ def _watch_disk(store: SegmentStore | None, channel: Channel) -> None:
 def _connected(config: EngineConfig) -> Channel:
     """To the first rank, which may be slower to start than this one."""
     assert config.seat is not None
-    seat = config.seat
+    seat, secret = config.seat, environment.seat_secret(config.seat)
     deadline = time.monotonic() + GATHER_SECONDS
     while True:
         try:
-            return channels.connect(seat.turns, seat.secret, TURNS, seat.rank, 5.0)
+            return channels.connect(seat.turns, secret, TURNS, seat.rank, 5.0)
         except (OSError, Refused) as error:
             if time.monotonic() > deadline:
                 raise ConnectionError(f"the first rank does not answer: {error}") from error

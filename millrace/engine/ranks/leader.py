@@ -15,6 +15,7 @@ from millrace.cache.operations import AnyOperation
 from millrace.cache.residency import Operations
 from millrace.config import EngineConfig
 from millrace.distributed.channel import Channel, accept
+from millrace.distributed.environment import seat_secret
 from millrace.distributed.handshake import Hello, Refused
 from millrace.engine.memory import Budget
 from millrace.engine.ranks.order import (
@@ -50,7 +51,7 @@ class Leader:
     def __init__(self, config: EngineConfig, tell: Callable[[str], None]) -> None:
         """`tell` hears what is being waited for."""
         assert config.seat is not None and config.group is not None
-        self._seat = config.seat
+        self._secret = seat_secret(config.seat)
         self._size = len(config.group.hosts)
         self._tell = tell
         host, port = config.seat.turns
@@ -70,7 +71,7 @@ class Leader:
             self._tell(f"waiting for rank {', '.join(map(str, missing))}")
             self._listener.settimeout(max(0.01, deadline - time.monotonic()))
             try:
-                said, channel = accept(self._listener, self._seat.secret, self._allowed)
+                said, channel = accept(self._listener, self._secret, self._allowed)
             except TimeoutError:
                 raise EngineUnavailable(f"The ranks {missing} did not come.") from None
             except (OSError, Refused) as error:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from millrace.config import EngineConfig
+from millrace.distributed.environment import SECRET
 from millrace.distributed.messages import Beat
 from millrace.flight import Recording
 from millrace.serving.watch import BUSY_SHARE, FIRST_BEAT_SECONDS, processor_time
@@ -43,7 +44,7 @@ class Child:
         try:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "millrace.engine.ranks.follower"),
-                msgspec.json.encode(config).decode(),
+                msgspec.json.encode(shown(config)).decode(),
                 str(recording.file),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
@@ -129,9 +130,18 @@ async def _line(stream: asyncio.StreamReader) -> bytes:
         return b"(a line that is too long)\n"
 
 
+def shown(config: EngineConfig) -> EngineConfig:
+    """What of it may stand on a command line."""
+    if config.seat is None:
+        return config
+    return msgspec.structs.replace(config, seat=msgspec.structs.replace(config.seat, secret=""))
+
+
 def environment_of(config: EngineConfig) -> dict[str, str]:
-    """A rank's environment: those that share a machine share its cores."""
+    """A rank's environment, with its secret in it: ranks that share a machine share its cores."""
     found = dict(os.environ) | {"TOKENIZERS_PARALLELISM": "false"}
+    if config.seat is not None:
+        found[SECRET] = config.seat.secret
     if config.seat is not None and config.group is not None and not config.seat.alone:
         here = config.group.hosts[config.seat.rank].address
         ranks = sum(h.address == here for h in config.group.hosts)

@@ -28,7 +28,7 @@ from millrace.errors import EngineUnavailable, ModelError
 from millrace.flight import Reading
 from millrace.protocol import Failed, FromEngine, Loading, Ready, ToEngine
 from millrace.serving.connection import EngineGone, ProcessConnection
-from millrace.serving.ranks.child import environment_of
+from millrace.serving.ranks.child import environment_of, shown
 from millrace.serving.ranks.files import files_of
 from millrace.serving.ranks.group import Group
 from millrace.serving.ranks.member import Member
@@ -136,7 +136,9 @@ class GroupConnection:
         first, *others = self._group.seats(self._config)
         for member, config in zip(members, others, strict=True):
             member.send(Start(config, files))
-        self._engine = await ProcessConnection.launch(first, self._file(), environment_of(first))
+        self._engine = await ProcessConnection.launch(
+            shown(first), self._file(), environment_of(first)
+        )
         self._tasks.append(asyncio.create_task(self._pump(self._engine)))
         self._tasks.append(asyncio.create_task(self._watch_first(self._engine)))
 
