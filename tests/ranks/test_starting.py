@@ -26,7 +26,7 @@ def test_workers_are_started_over_ssh_and_end_with_the_server(tmp_path: Path) ->
     asked = tmp_path / "asked"
     ssh = tmp_path / "bin" / "ssh"
     ssh.parent.mkdir()
-    ssh.write_text(f'#!/bin/sh\necho "$5" >> {asked}\nexec sh -c "$6"\n')
+    ssh.write_text(f'#!/bin/sh\necho "$4" >> {asked}\nexec sh -c "$5"\n')
     ssh.chmod(0o755)
     hosts = tmp_path / "hosts.json"
     hosts.write_text(
