@@ -1,9 +1,11 @@
-"""Tokens per second of the same streams over HTTP and over LocalAI's gRPC, in turns.
+"""Tokens per second of the same streams over HTTP and over LocalAI's gRPC, in turns; and how long
+Health takes to answer meanwhile.
 
     PYTHONPATH=. python benchmarks/transports.py
 
 Both servers run beside each other and one works at a time; the streams of a round begin together, and
-the round ends with the last of them. The ratio is gRPC's tokens per second over HTTP's.
+the round ends with the last of them. The ratio is gRPC's tokens per second over HTTP's. Health is asked
+every 10 ms while the model loads, and while it makes as many answers that are not streamed.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ from rich.console import Console
 from millrace.rpc.localai import wire
 
 WANTED = 0.95
+WANTED_HEALTH = 100.0
+"""Milliseconds."""
 Stream = Callable[[str, int], Awaitable[int]]
 
 
@@ -50,7 +54,8 @@ def main() -> None:
         )
         stack.enter_context(child("grpc", [*python, "backend", "--addr", address], logs=logs))
         wait_healthy(server)
-        found = asyncio.run(_measure(server.url, address, options))
+        waits: dict[str, list[float]] = {}
+        found = asyncio.run(_measure(server.url, address, options, waits))
     ratios = [g / h for h, g in zip(found["http"], found["grpc"], strict=True)]
     for name, rates in found.items():
         told = ", ".join(f"{rate:.1f}" for rate in rates)
@@ -58,11 +63,31 @@ def main() -> None:
     ratio = statistics.median(ratios)
     verdict = "PASS" if ratio >= WANTED else "FAIL"
     console.print(f"gRPC over HTTP: {ratio:.3f}, wanted {WANTED} {verdict}")
+    for name, times in waits.items():
+        slowest = max(times)
+        verdict = "PASS" if slowest <= WANTED_HEALTH else "FAIL"
+        console.print(
+            f"Health beside {name}: asked {len(times)} times, median {statistics.median(times):.1f} "
+            f"ms, slowest {slowest:.1f} ms, wanted {WANTED_HEALTH:.0f} {verdict}"
+        )
     if options.json:
-        Path(options.json).write_text(json.dumps(found | {"ratio": ratio}))
+        Path(options.json).write_text(json.dumps(found | {"ratio": ratio, "health": waits}))
 
 
-async def _measure(url: str, address: str, options: argparse.Namespace) -> dict[str, list[float]]:
+async def _beside(call: dict[str, Any], work: Awaitable[Any]) -> tuple[Any, list[float]]:
+    """What the work gives, and how many milliseconds Health took while it went on."""
+    task, waits = asyncio.ensure_future(work), []
+    while not task.done():
+        began = time.perf_counter()
+        await call["Health"](wire.HealthMessage())
+        waits.append(1000 * (time.perf_counter() - began))
+        await asyncio.sleep(0.01)
+    return await task, waits
+
+
+async def _measure(
+    url: str, address: str, options: argparse.Namespace, waits: dict[str, list[float]]
+) -> dict[str, list[float]]:
     rates: dict[str, list[float]] = {"http": [], "grpc": []}
     limits = httpx.Limits(max_connections=None)
     async with (
@@ -70,12 +95,14 @@ async def _measure(url: str, address: str, options: argparse.Namespace) -> dict[
         grpc.aio.insecure_channel(address) as channel,
     ):
         call = _methods(channel)
-        result = await call["LoadModel"](
-            wire.ModelOptions(Model=options.model, EngineArgs='{"cache_disk": 0}'),
-            wait_for_ready=True,
-        )
+        await call["Health"](wire.HealthMessage(), wait_for_ready=True)
+        message = wire.ModelOptions(Model=options.model, EngineArgs='{"cache_disk": 0}')
+        result, waits["LoadModel"] = await _beside(call, call["LoadModel"](message))
         if not result.success:
             raise SystemExit(result.message)
+        asked = wire.PredictOptions(Prompt="1, 2, 3,", Tokens=options.tokens, IgnoreEOS=True)
+        answers = asyncio.gather(*(call["Predict"](asked) for _ in range(options.streams)))
+        _, waits["Predict"] = await _beside(call, answers)
         ways: dict[str, Stream] = {"http": _over_http(http), "grpc": _over_grpc(call)}
         for number in range(options.rounds + 1):
             # Who goes first changes, and the first round warms both up.

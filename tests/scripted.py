@@ -99,6 +99,8 @@ def _write_tokenizer(folder: Path, source: Path, style: Style) -> dict[str, int]
         "thinking": _CALL_TOKENS + _THOUGHT_TOKENS,
     }[style]
     for text in markers:
+        if text in ids:
+            continue
         ids[text] = max(ids.values()) + 1
         tokenizer["added_tokens"].append(
             {

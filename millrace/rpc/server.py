@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import grpc
 
 from millrace.errors import SetupError
+from millrace.rpc.calls import Calls
 
 MOST_BYTES = 50 << 20
 """Of one message, either way: what LocalAI and the gateway send at most."""
@@ -26,10 +26,12 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
 )
 
 
-def make_server(
-    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
-) -> grpc.aio.Server:
-    return grpc.aio.server(interceptors=list(interceptors), options=_OPTIONS)
+READER_TIMEOUT = 60.0
+"""Seconds that a caller may leave a message of a stream unread, where nothing else is said."""
+
+
+def make_server(reader_timeout: float = READER_TIMEOUT) -> grpc.aio.Server:
+    return grpc.aio.server(interceptors=[Calls(reader_timeout)], options=_OPTIONS)
 
 
 def listen(server: grpc.aio.Server, address: str) -> int:

@@ -131,6 +131,7 @@ def test_a_model_is_found_where_localai_keeps_it(tiny: Path) -> None:
         {"RopeFreqBase": 1e6}, {"RopeScaling": "yarn"}, {"CacheTypeKey": "q8_0"},
         {"TensorParallelSize": 2}, {"LoadFormat": "npcache"}, {"Overrides": ["a=b"]},
         {"Options": ["hostfile:/x"]}, {"Options": ["distributed_backend:ring"]},
+        {"LimitImagePerPrompt": -1}, {"LimitVideoPerPrompt": -1}, {"LimitAudioPerPrompt": -(2**31)},
         {"DType": "int8"}, {"ContextSize": -1}, {"MaxModelLen": -(2**31)},
         {"LoraAdapter": "/nowhere"}, {"LoraAdapters": ["/a", "/b"]}, {"LoraScale": 0.5},
         {"LoraScales": [float("nan")]}, {"GPUMemoryUtilization": 1.5},
@@ -144,13 +145,6 @@ def test_a_model_is_found_where_localai_keeps_it(tiny: Path) -> None:
 )  # fmt: skip
 def test_what_cannot_be_honoured_is_refused(tiny: Path, fields: dict[str, Any]) -> None:
     assert _refused(tiny, **fields)
-
-
-def test_several_machines_are_refused_by_the_environment_too(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MLX_DISTRIBUTED_HOSTFILE", "/hosts.json")
-    assert "split over machines" in _refused(tiny)
 
 
 CALL = json.dumps([{"id": "c1", "function": {"name": "f", "arguments": '{"a": 1}'}}])

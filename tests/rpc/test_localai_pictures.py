@@ -31,7 +31,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     folder = vision_models.write("qwen2_vl", tmp_path_factory.mktemp("vision") / "sees")
     (folder / "chat_template.jinja").write_text(QWEN2_VL)
     running = Backend("--as", "mlx-vlm").wait_up()
-    loaded = running.load(str(folder))
+    loaded = running.load(str(folder), LimitImagePerPrompt=3)
     assert (loaded.success, loaded.message) == (True, "MLX-VLM model loaded successfully")
     yield running.client
     assert running.stop() == 0
@@ -66,5 +66,9 @@ def test_what_is_no_picture_or_has_no_place_is_refused(client: Client) -> None:
     assert code is grpc.StatusCode.INVALID_ARGUMENT and "user" in text
     code, text = refused(client.Predict, Prompt="No place for it", Images=[PNG])
     assert code is grpc.StatusCode.INVALID_ARGUMENT
-    prompt = "A picture: <|vision_start|><|image_pad|><|vision_end|> is"
+    code, text = refused(client.Predict, **_asked(PNG, PNG, PNG, OTHER))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT and "loaded for 3" in text
+    marker = client.ModelMetadata().media_marker
+    assert marker == "<|image_pad|>"
+    prompt = f"A picture: <|vision_start|>{marker}<|vision_end|> is"
     assert client.Predict(Prompt=prompt, Images=[PNG], Tokens=3, IgnoreEOS=True).tokens == 3

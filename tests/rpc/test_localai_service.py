@@ -296,6 +296,9 @@ def test_bytes_that_are_no_message_are_refused(client: Client) -> None:
     for fields in ({"candidates": []}, {"candidates": [""]}, {"candidates": ["x"] * 200},
                    {"candidates": ["x"], "stable_prefix_len": -1}):  # fmt: skip
         assert refused(client.Score, prompt="a", **fields)[0] is WRONG
+    for media in ("Videos", "Audios", "Images"):
+        assert refused(client.Embedding, Embeddings="x", **{media: ["AAAA"]})[0] is WRONG
+        assert refused(client.TokenizeString, **_chat("x", **{media: ["AAAA"]}))[0] is WRONG
     assert refused(client.Embedding, Embeddings="x")[0] is WRONG
     assert refused(client.Rerank, query="x", documents=["y"])[0] is WRONG
 

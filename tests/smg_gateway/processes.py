@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -25,7 +26,13 @@ class WorkerServer(Server):
 
 
 class Gateway:
-    def __init__(self, workers: Sequence[WorkerServer], *args: str, smg: Path = SMG) -> None:
+    def __init__(
+        self,
+        workers: Sequence[WorkerServer],
+        *args: str,
+        smg: Path = SMG,
+        env: dict[str, str] | None = None,
+    ) -> None:
         port, metrics = free_port(), free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.metrics_url = f"http://127.0.0.1:{metrics}/metrics"
@@ -39,6 +46,7 @@ class Gateway:
                 *("--worker-urls", *(f"grpc://{w.worker}" for w in workers)),
                 *args,
             ],
+            env=os.environ | (env or {}),
             stdout=self._log,
             stderr=subprocess.STDOUT,
         )

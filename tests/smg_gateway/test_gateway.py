@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -239,6 +240,26 @@ def test_the_router_learns_what_the_cache_holds_and_how_busy_the_worker_is(vllm:
     assert not any(vllm.process.metrics("smg_kv_event_gaps_total").values())
     assert not any(vllm.process.metrics("smg_kv_event_parentless_blocks_total").values())
     _until(lambda: _pushed(vllm))
+
+
+def test_a_gateway_that_dies_frees_its_rows_and_another_takes_its_place(vllm: Front) -> None:
+    first = Gateway([vllm.worker]).wait_ready()
+    body = _chat("talk", stream=True, max_tokens=3000)
+    with ExitStack() as stack:
+        streams = [
+            stack.enter_context(first.http.stream("POST", "/v1/chat/completions", json=body))
+            for _ in range(4)
+        ]
+        for stream in streams:
+            next(stream.iter_raw())
+        assert len(vllm.worker.status()["requests"]) == 4
+        first.stop()
+    _until(lambda: vllm.worker.status()["requests"] == [])
+    second = Gateway([vllm.worker]).wait_ready()
+    answer = second.http.post("/v1/chat/completions", json=_chat("Count 1-10")).json()
+    assert _whole("/v1/chat/completions", answer) == COUNTED
+    _until(lambda: any('"applied"' in k for k in second.metrics("smg_kv_event_batches_total")))
+    second.stop()
 
 
 def _pushed(front: Front) -> bool:

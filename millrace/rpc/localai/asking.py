@@ -56,6 +56,11 @@ class Asked:
 async def asked_of(wire: Any, held: Held, model: ServedModel) -> Asked:
     """What takes long, rendering, tokenising and pictures, is done on threads."""
     _refuse(wire)
+    if (most := held.plan.most_pictures) and len(wire.Images) > most:
+        raise BadRequest(
+            f"'Images' has {len(wire.Images)} pictures; this model was loaded for {most} a prompt.",
+            param="Images",
+        )
     demand = Demand("grammar", wire.Grammar, "Grammar") if wire.Grammar.strip() else None
     id = f"localai-{secrets.token_hex(12)}"
     if is_chat(wire):
@@ -67,9 +72,13 @@ async def asked_of(wire: Any, held: Held, model: ServedModel) -> Asked:
             return _filled(request, wire, held, model, ignored)
 
         return await prepared(model.pictures, lambda: conversation_of(wire), finish)
-    _refuse_forced_tools(wire, demand)
-    model.need_text()
-    tokens = await asyncio.to_thread(model.text_prompt, wire.Prompt)
+
+    def read() -> list[int]:
+        _refuse_forced_tools(wire, demand)
+        model.need_text()
+        return model.text_prompt(wire.Prompt)
+
+    tokens = await asyncio.to_thread(read)
     raw = await model.pictures.placed(tokens, _pictures(wire), model.tokenizer)
 
     def write() -> Asked:
@@ -98,10 +107,14 @@ def is_chat(wire: Any) -> bool:
     return not wire.Prompt and wire.UseTokenizerTemplate and bool(wire.Messages)
 
 
-def _refuse(wire: Any) -> None:
+def refuse_media(wire: Any) -> None:
     for name, what in _MEDIA.items():
         if getattr(wire, name):
             raise Unsupported(f"'{name}': {what} are not taken over this protocol yet.", param=name)
+
+
+def _refuse(wire: Any) -> None:
+    refuse_media(wire)
     for name, plain in _REFUSED.items():
         if getattr(wire, name) not in plain:
             raise Unsupported(f"'{name}' is not supported by this server.", param=name)

@@ -13,7 +13,6 @@ import grpc
 
 from millrace.config import ApiKey
 from millrace.errors import Unauthorized
-from millrace.rpc import status
 from millrace.rpc.localai import wire
 from millrace.rpc.protofile import Method
 from millrace.serving.keys import Keys, secrets_in
@@ -36,7 +35,7 @@ class Door:
     def _handler(self, method: Method) -> grpc.RpcMethodHandler[Any, Any]:
         path = f"/{wire.SERVICE}/{method.name}"
         if method.name == "Health":
-            return grpc.unary_unary_rpc_method_handler(status.unary(self._health))
+            return grpc.unary_unary_rpc_method_handler(self._health)
         if method.streams:
             many: Any = self._inside.unary_stream(path)
 
@@ -52,7 +51,7 @@ class Door:
                 finally:
                     call.cancel()
 
-            return grpc.unary_stream_rpc_method_handler(status.stream(relayed))
+            return grpc.unary_stream_rpc_method_handler(relayed)
         one: Any = self._inside.unary_unary(path)
 
         async def relay(raw: bytes, context: Any) -> Any:
@@ -67,7 +66,7 @@ class Door:
             finally:
                 call.cancel()
 
-        return grpc.unary_unary_rpc_method_handler(status.unary(relay))
+        return grpc.unary_unary_rpc_method_handler(relay)
 
     async def _health(self, raw: bytes, context: Any) -> bytes:
         self._admit(context)

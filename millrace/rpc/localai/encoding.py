@@ -7,9 +7,10 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
-from millrace.errors import BadRequest
+from millrace.errors import BadRequest, Unsupported
 from millrace.protocol import Encoded, EncodingKind
 from millrace.rpc.localai import wire
+from millrace.rpc.localai.asking import refuse_media
 from millrace.serving.encodings import MOST_INPUTS, Encodings, numbers
 from millrace.serving.handing import Origin
 from millrace.serving.model import ServedModel
@@ -17,6 +18,9 @@ from millrace.text.inputs import Inputs
 
 
 async def embed(message: Any, model: ServedModel, origin: Origin) -> Any:
+    refuse_media(message)
+    if message.Images:
+        raise Unsupported("'Images': pictures have no embeddings here.", param="Images")
     encodings = model.encodings
     encodings.need_vectors()
 

@@ -75,6 +75,8 @@ class Plan:
     """The adapter that every request runs with."""
     end_ids: tuple[int, ...]
     """Tokens that end answers, beside the model's own."""
+    most_pictures: int = 0
+    """Pictures of one prompt; 0 is as many as it has room for."""
 
 
 def plan_of(wire: Any, base: EngineConfig) -> Plan:
@@ -108,6 +110,7 @@ def plan_of(wire: Any, base: EngineConfig) -> Plan:
         max_queue=256 if given.max_queue is None else given.max_queue,
         adapter=adapters[0].name if adapters else None,
         end_ids=_ends(options, folder),
+        most_pictures=wire.LimitImagePerPrompt,
     )
 
 
@@ -117,6 +120,9 @@ def _refuse(wire: Any) -> None:
         if value not in plain:
             remedy = f": {_REMEDIES[name]}" if name in _REMEDIES else ""
             raise BadRequest(f"'{name}' ({str(value)[:100]}) is not supported{remedy}")
+    for name in ("LimitImagePerPrompt", "LimitVideoPerPrompt", "LimitAudioPerPrompt"):
+        if getattr(wire, name) < 0:
+            raise BadRequest(f"'{name}' is negative")
     if wire.Overrides:
         raise BadRequest("'Overrides' are not supported: they change a GGUF file's own facts")
 

@@ -1,7 +1,4 @@
-"""LocalAI's Backend service: each call read, carried out on the one model, and answered.
-
-Calls arrive as bytes and are read here, so that what cannot be read is refused like anything else.
-"""
+"""LocalAI's Backend service: each call carried out on the one model, and answered."""
 
 from __future__ import annotations
 
@@ -12,20 +9,19 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
 
-from millrace.errors import BadRequest, MillraceError
+from millrace.errors import MillraceError
 from millrace.rpc import status
 from millrace.rpc.localai import encoding, scoring, wire
 from millrace.rpc.localai.answering import Replies
-from millrace.rpc.localai.asking import Asked, asked_of, conversation_of, is_chat
+from millrace.rpc.localai.asking import Asked, asked_of, conversation_of, is_chat, refuse_media
 from millrace.rpc.localai.holder import Held, Holder
 from millrace.rpc.localai.loading import plan_of
 from millrace.rpc.localai.settings import Name
 from millrace.rpc.protofile import Method
 from millrace.serving.handing import Origin, run
 from millrace.serving.model import Running, ServedModel
-from millrace.serving.pictures import prepared
+from millrace.serving.pictures import prepared, words_in
 from millrace.serving.request import check_tokens
 from millrace.text.conversation import Conversation, Turn
 
@@ -38,8 +34,6 @@ LOADED: dict[Name, str] = {
 }
 """What LocalAI's own tests expect of each of its backends."""
 _NOT_LOADED = "Error loading MLX model: "
-_LARGE = 1 << 20
-"""Bytes of a message beyond which it is read on a thread."""
 _MOST_INT = 2**31 - 1
 
 
@@ -56,32 +50,12 @@ class Backend:
 
     def _handler(self, method: Method) -> grpc.RpcMethodHandler[Any, Any]:
         own: Callable[..., Any] = getattr(self, _snake(method.name))
-        if method.streams:
-
-            async def many(raw: bytes, context: Any) -> AsyncGenerator[Any, None]:
-                message = await self._read(method, raw)
-                async with contextlib.aclosing(own(message, context)) as answers:
-                    async for answer in answers:
-                        yield answer
-
-            return grpc.unary_stream_rpc_method_handler(
-                status.stream(many), response_serializer=method.answer.SerializeToString
-            )
-
-        async def one(raw: bytes, context: Any) -> Any:
-            return await own(await self._read(method, raw), context)
-
-        return grpc.unary_unary_rpc_method_handler(
-            status.unary(one), response_serializer=method.answer.SerializeToString
+        kind: Callable[..., grpc.RpcMethodHandler[Any, Any]] = (
+            grpc.unary_stream_rpc_method_handler
+            if method.streams
+            else grpc.unary_unary_rpc_method_handler
         )
-
-    async def _read(self, method: Method, raw: bytes) -> Any:
-        try:
-            if len(raw) > _LARGE:
-                return await asyncio.to_thread(method.request.FromString, raw)
-            return method.request.FromString(raw)
-        except DecodeError:
-            raise BadRequest(f"The message of {method.name} cannot be read.") from None
+        return kind(own, method.request.FromString, method.answer.SerializeToString)
 
     async def health(self, message: Any, context: Any) -> Any:
         return wire.Reply(message=b"OK")
@@ -135,6 +109,7 @@ class Backend:
                 self._rate = replies.rate or self._rate
 
     async def tokenize_string(self, message: Any, context: Any) -> Any:
+        refuse_media(message)
         async with self._holder.asked(message.ModelIdentity) as (_, model):
             if is_chat(message):
                 tokens = await prepared(
@@ -195,15 +170,20 @@ class Backend:
         )
 
     async def model_metadata(self, message: Any, context: Any) -> Any:
-        def read(model: ServedModel) -> tuple[bool, str]:
-            if model.is_encoder or model.tokenizer.template_source is None:
-                return False, ""
-            chat = Conversation([Turn(role="user", content="Hello")], thinking=True)
-            return model.dialect.thinks, model.render(chat).text
+        def read(model: ServedModel) -> Any:
+            told = wire.ModelMetadataResponse()
+            if model.is_encoder:
+                return told
+            if (words := words_in(model.tokenizer.folder)) is not None:
+                told.media_marker = words.placeholder
+            if model.tokenizer.template_source is not None:
+                chat = Conversation([Turn(role="user", content="Hello")], thinking=True)
+                told.supports_thinking = model.dialect.thinks
+                told.rendered_template = model.render(chat).text
+            return told
 
         async with self._holder.asked() as (_, model):
-            thinks, text = await asyncio.to_thread(read, model)
-        return wire.ModelMetadataResponse(supports_thinking=thinks, rendered_template=text)
+            return await asyncio.to_thread(read, model)
 
 
 def _origin(method: str) -> Origin:

@@ -13,7 +13,6 @@ from millrace.errors import MillraceError
 from millrace.rpc.smg.blocks import SIZE
 from millrace.rpc.smg.bundle import chunks
 from millrace.rpc.smg.worker import Worker
-from millrace.rpc.status import stream, unary
 from millrace.version import __version__
 
 common: Any = common_pb2
@@ -37,12 +36,6 @@ class _Engine(ABC):
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self.Generate = stream(self._generate)
-        self.Abort = unary(self._abort)
-        self.HealthCheck = unary(self._health)
-        self.GetModelInfo = unary(self._model_info)
-        self.GetServerInfo = unary(self._server_info)
-        self.GetTokenizer = stream(self._tokenizer)
 
     def _method(self, name: str) -> str:
         return f"/{self.name}/{name}"
@@ -50,27 +43,27 @@ class _Engine(ABC):
     def _known(self, context: Any, method: str) -> None:
         self._worker.callers.known(context, self._method(method))
 
-    def _generate(self, wire: Any, context: Any) -> AsyncIterator[Any]:
+    def Generate(self, wire: Any, context: Any) -> AsyncIterator[Any]:
         return self._worker.generate(self.pb, wire, context, self._method("Generate"))
 
-    async def _abort(self, wire: Any, context: Any) -> Any:
+    async def Abort(self, wire: Any, context: Any) -> Any:
         self._known(context, "Abort")
         self._worker.abort(wire.request_ids)
         return self.pb.AbortResponse()
 
-    async def _health(self, _wire: Any, _context: Any) -> Any:
+    async def HealthCheck(self, _wire: Any, _context: Any) -> Any:
         trouble = self._worker.trouble()
         return self.pb.HealthCheckResponse(healthy=trouble is None, message=trouble or "ready")
 
-    async def _model_info(self, _wire: Any, context: Any) -> Any:
+    async def GetModelInfo(self, _wire: Any, context: Any) -> Any:
         self._known(context, "GetModelInfo")
         return self.pb.GetModelInfoResponse(**await self._worker.facts())
 
     @abstractmethod
-    async def _server_info(self, _wire: Any, context: Any) -> Any:
+    async def GetServerInfo(self, _wire: Any, context: Any) -> Any:
         """What it is and does, in the words of the one that it stands for."""
 
-    async def _tokenizer(self, _wire: Any, context: Any) -> AsyncIterator[Any]:
+    async def GetTokenizer(self, _wire: Any, context: Any) -> AsyncIterator[Any]:
         self._known(context, "GetTokenizer")
         for data, fingerprint in chunks(await self._worker.bundle()):
             yield common.GetTokenizerChunk(data=data, sha256=fingerprint)
@@ -80,7 +73,7 @@ class MlxEngine(_Engine):
     pb = mlx_engine_pb2
     name = MLX
 
-    async def _server_info(self, _wire: Any, context: Any) -> Any:
+    async def GetServerInfo(self, _wire: Any, context: Any) -> Any:
         self._known(context, "GetServerInfo")
         return self.pb.GetServerInfoResponse(
             server_type="mlx-grpc",
@@ -93,21 +86,13 @@ class VllmEngine(_Engine):
     pb = vllm_engine_pb2
     name = VLLM
 
-    def __init__(self, worker: Worker) -> None:
-        super().__init__(worker)
-        self.Embed = unary(self._embed)
-        self.GetLoads = unary(self._loads)
-        self.FlushCache = unary(self._flush)
-        self.StartProfile = self.StopProfile = unary(self._profile)
-        self.SubscribeKvEvents = stream(self._kv_events)
-
-    async def _model_info(self, wire: Any, context: Any) -> Any:
-        info = await super()._model_info(wire, context)
+    async def GetModelInfo(self, wire: Any, context: Any) -> Any:
+        info = await super().GetModelInfo(wire, context)
         info.tokenizer_path = info.model_path
         info.default_sampling_params_json = await self._worker.sampling_defaults()
         return info
 
-    async def _server_info(self, _wire: Any, context: Any) -> Any:
+    async def GetServerInfo(self, _wire: Any, context: Any) -> Any:
         self._known(context, "GetServerInfo")
         client = self._worker.client
         ready = client.ready if client is not None else None
@@ -126,13 +111,13 @@ class VllmEngine(_Engine):
             constrained_decoding_start="first_token",
         )
 
-    async def _embed(self, wire: Any, context: Any) -> Any:
+    async def Embed(self, wire: Any, context: Any) -> Any:
         vector, tokens = await self._worker.embed(wire, context, self._method("Embed"))
         return self.pb.EmbedResponse(
             embedding=vector, prompt_tokens=tokens, embedding_dim=len(vector)
         )
 
-    async def _loads(self, wire: Any, context: Any) -> Any:
+    async def GetLoads(self, wire: Any, context: Any) -> Any:
         self._known(context, "GetLoads")
         loads = [] if wire.dp_rank else [self._scheduler_load()]
         return self.pb.GetLoadsResponse(
@@ -159,16 +144,21 @@ class VllmEngine(_Engine):
             num_waiting_uncached_tokens=min(_MOST, load.waiting_tokens),
         )
 
-    async def _flush(self, _wire: Any, context: Any) -> Any:
+    async def FlushCache(self, wire: Any, context: Any) -> Any:
         self._known(context, "FlushCache")
+        if left := await self._worker.idle(wire.timeout_s):
+            text = f"Requests are in flight: {left}. Their state would be kept anew."
+            return common.FlushCacheResponse(success=False, message=text)
         there = await self._worker.flush()
         text = "The prefix cache was dropped." if there else "There is no prefix cache."
         return common.FlushCacheResponse(success=True, message=text)
 
-    async def _profile(self, _wire: Any, _context: Any) -> NoReturn:
+    async def StartProfile(self, _wire: Any, _context: Any) -> NoReturn:
         raise NotServed("This worker has no profiler.")
 
-    async def _kv_events(self, wire: Any, context: Any) -> AsyncIterator[Any]:
+    StopProfile = StartProfile
+
+    async def SubscribeKvEvents(self, wire: Any, context: Any) -> AsyncIterator[Any]:
         self._known(context, "SubscribeKvEvents")
         async for batch in self._worker.events.subscribe(wire.start_sequence_number):
             yield batch

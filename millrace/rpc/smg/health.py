@@ -10,7 +10,6 @@ from grpc_health.v1 import health_pb2
 
 from millrace.errors import NotFound
 from millrace.rpc.smg.worker import Worker
-from millrace.rpc.status import stream, unary
 
 messages: Any = health_pb2
 NAME = "grpc.health.v1.Health"
@@ -22,27 +21,26 @@ class Health:
     def __init__(self, worker: Worker, services: Collection[str]) -> None:
         self._worker = worker
         self._services = {"", *services}
-        self.Check = unary(self._check)
-        self.List = unary(self._list)
-        self.Watch = stream(self._watch)
 
-    async def _check(self, wire: Any, _context: Any) -> Any:
+    async def Check(self, wire: Any, _context: Any) -> Any:
         if wire.service not in self._services:
             raise NotFound(f"There is no service '{wire.service[:200]}' here.")
         return self._answer(wire.service)
 
-    async def _list(self, _wire: Any, _context: Any) -> Any:
+    async def List(self, _wire: Any, _context: Any) -> Any:
         return messages.HealthListResponse(
             statuses={service: self._answer(service) for service in self._services}
         )
 
-    async def _watch(self, wire: Any, _context: Any) -> AsyncIterator[Any]:
+    async def Watch(self, wire: Any, _context: Any) -> AsyncIterator[Any]:
         told = None
-        while told is None or not self._worker.draining:
-            answer = self._answer(wire.service)
+        while True:
+            last, answer = self._worker.draining, self._answer(wire.service)
             if answer != told:
                 told = answer
                 yield answer
+            if last:
+                return
             await asyncio.sleep(_LOOK)
 
     def _answer(self, service: str) -> Any:

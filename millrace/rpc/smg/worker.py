@@ -6,17 +6,16 @@ It knows our registry, requests and errors; of the engines' messages it knows th
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from types import ModuleType
 from typing import Any
 
 from millrace.config import ServeConfig
-from millrace.errors import EngineUnavailable
+from millrace.errors import BadRequest, EngineUnavailable
 from millrace.models.window import read_config
 from millrace.protocol.prefixes import CacheChange
 from millrace.rpc.smg.answers import Answers, Endings
@@ -35,6 +34,10 @@ from millrace.serving.metrics import Metrics
 from millrace.serving.model import ServedModel
 from millrace.serving.registry import Registry
 
+_LONGEST_WAIT = 3600.0
+_LOOK = 0.05
+"""Seconds between two looks at what is in flight."""
+
 
 class Worker:
     def __init__(
@@ -47,7 +50,6 @@ class Worker:
     ) -> None:
         self._registry = registry
         self._spec = spec
-        self._config = config
         self.callers = Callers(config, limits, metrics)
         self.max_running = spec.engine.max_running
         self._loads = Loads(self.max_running)
@@ -118,8 +120,7 @@ class Worker:
                 endings = self._ends(model)
                 answers = Answers(messages, request, running, endings, streamed=wire.stream)
                 async for message in answers.messages():
-                    with _read_within(self._config.reader_timeout):
-                        yield message
+                    yield message
             finally:
                 running.close()
 
@@ -142,9 +143,20 @@ class Worker:
             return numbers(found[0]), inputs.count
 
     def abort(self, ids_: Sequence[str]) -> None:
-        for id in ids_:
-            for model in self._registry.all():
-                model.client.cancel(id)
+        named = set(ids_)
+        for model in self._registry.all():
+            for active in list(model.client.in_flight.values()):
+                if active.id in named or active.id.partition("#")[0] in named:
+                    model.client.cancel(active.id)
+
+    async def idle(self, seconds: float) -> int:
+        """Wait so long for requests to end; returns how many are left."""
+        if not 0 <= seconds <= _LONGEST_WAIT:
+            raise BadRequest(f"timeout_s must be 0 to {_LONGEST_WAIT:g}.", param="timeout_s")
+        deadline = time.monotonic() + seconds
+        while self.active and time.monotonic() < deadline:
+            await asyncio.sleep(_LOOK)
+        return self.active
 
     async def flush(self) -> bool:
         """Drop the prefix cache; False if there is none."""
@@ -201,15 +213,3 @@ class Worker:
 def _token(model: ServedModel, name: str) -> int | None:
     text = model.tokenizer.token_text(name)
     return model.tokenizer.vocabulary.id_of(text) if text else None
-
-
-@contextlib.contextmanager
-def _read_within(seconds: float) -> Iterator[None]:
-    """End a call whose caller takes no message for so long: what it holds is others' to use."""
-    task = asyncio.current_task()
-    assert task is not None
-    timer = asyncio.get_running_loop().call_later(seconds, task.cancel)
-    try:
-        yield
-    finally:
-        timer.cancel()

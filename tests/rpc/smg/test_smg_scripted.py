@@ -32,7 +32,8 @@ common: Any = common_pb2
 def worker(tmp_path_factory: pytest.TempPathFactory, default_model: Path) -> Iterator[Worker]:
     folder = scripted.make(tmp_path_factory.mktemp("smg") / "script", default_model, RULES)
     options = ("--trust-remote-code", "--smg-engine", "both", "--max-running", "8")
-    with serving(str(folder), "--name", "script", *options, "--max-queue", "4") as found:
+    bounds = ("--max-queue", "4", "--reader-timeout", "1")
+    with serving(str(folder), "--name", "script", *options, *bounds) as found:
         yield found
         assert "Traceback" not in found.server.log()
 
@@ -253,6 +254,35 @@ def test_a_full_queue_is_resource_exhausted(worker: Worker, engine: Engine) -> N
     for call in calls:
         call.cancel()
     _until(lambda: worker.server.status()["requests"] == [])
+
+
+def test_the_cache_is_dropped_when_nothing_is_in_flight_or_not_at_all(worker: Worker) -> None:
+    flush, request = worker.vllm.stub.FlushCache, common.FlushCacheRequest
+    call = worker.vllm.stub.Generate(worker.vllm.request(worker.tokens("talk"), stream=True))
+    next(call)
+    told = flush(request(timeout_s=0.1))
+    assert not told.success and "in flight: 1" in told.message
+    waiting = flush.future(request(timeout_s=60))
+    call.cancel()
+    assert waiting.result().success
+    for wrong in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(grpc.RpcError) as caught:
+            flush(request(timeout_s=wrong))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_caller_that_reads_nothing_is_let_go(worker: Worker) -> None:
+    wire = worker.vllm.request(worker.tokens("talk"), stream=True, n=8, logprobs=100)
+    small = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)]
+    with grpc.insecure_channel(worker.address, options=small) as channel:
+        call = channel.unary_stream("/vllm.grpc.engine.VllmEngine/Generate")
+        answers = call(wire.SerializeToString())
+        next(answers)
+        _until(lambda: worker.server.status()["requests"] == [])
+        with pytest.raises(grpc.RpcError) as caught:
+            list(answers)
+        assert caught.value.code() is grpc.StatusCode.CANCELLED
+    assert "has not read for" in worker.server.log()
 
 
 def test_the_tokenizer_comes_in_chunks_with_its_fingerprint_on_the_last(engine: Engine) -> None:
