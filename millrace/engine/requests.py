@@ -95,8 +95,10 @@ class Requests:
         for seat in ended:
             self.end(seat)
         for job in [j for j in self._scheduler.jobs() if j.request.id == id]:
-            job.seats = [s for s in job.seats if s.phase is not Phase.ENDED]
-            if not job.seats:
+            # One that is given up still has the seats by which it is known what of it is exact.
+            if staying := [s for s in job.seats if s.phase is not Phase.ENDED]:
+                job.seats = staying
+            else:
                 self._give_up(job, draft)
 
     def fail(self, id: int, problem: str, draft: Draft) -> None:

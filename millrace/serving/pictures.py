@@ -161,7 +161,7 @@ class ModelPictures:
         """The same for any parts; what becomes of them is added to `expansions`."""
         if not parts:
             return []
-        desk = self._refuse(len(parts), parts[0].where)
+        desk = self._refuse(len(parts), parts[0])
         held: dict[tuple[str, bool, bool], HeldPicture] = {}
         fetched = 0
         for part in parts:
@@ -181,12 +181,13 @@ class ModelPictures:
             part.digest = held[key].file.digest
         return list(held.values())
 
-    def _refuse(self, count: int, where: str) -> MediaDesk:
+    def _refuse(self, count: int, first: ImagePart) -> MediaDesk:
         if self._pool is None or self._desk is None:
+            where, what = first.where or "messages", "video" if first.moving else "picture"
             raise BadRequest(
-                f"{where or 'messages'}: the model '{self._name}' takes text only, and no pictures. "
-                "Ask a vision model, or leave the picture out.",
-                param=where or "messages",
+                f"{where}: the model '{self._name}' takes text only, and no {what}s. "
+                f"Ask a vision model, or leave the {what} out.",
+                param=where,
             )
         most = self._desk.limits.most
         if count > most:

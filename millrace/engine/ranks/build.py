@@ -3,7 +3,6 @@ has them, and nothing that decides."""
 
 from __future__ import annotations
 
-import resource
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -29,6 +28,10 @@ class FollowerParts:
 
     def peak(self) -> int:
         """The most bytes that this process has held, on its device or beside it."""
+        try:
+            import resource
+        except ImportError:
+            return device.memory_now().peak
         scale = 1 if sys.platform == "darwin" else 1024
         resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
         return max(resident, device.memory_now().peak)
