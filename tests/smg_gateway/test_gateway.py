@@ -258,6 +258,11 @@ def test_a_gateway_that_dies_frees_its_rows_and_another_takes_its_place(vllm: Fr
     second = Gateway([vllm.worker]).wait_ready()
     answer = second.http.post("/v1/chat/completions", json=_chat("Count 1-10")).json()
     assert _whole("/v1/chat/completions", answer) == COUNTED
+    # What the cache holds may all be known from before: new words are new blocks.
+    new = _chat(
+        "Words that nobody has sent before, and enough of them for a block of their own: one, two."
+    )
+    assert second.http.post("/v1/chat/completions", json=new).status_code == 200
     _until(lambda: any('"applied"' in k for k in second.metrics("smg_kv_event_batches_total")))
     second.stop()
 
