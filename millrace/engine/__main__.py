@@ -9,20 +9,14 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
 import threading
 from typing import NoReturn
 
-import msgspec
-
-from millrace import logs
-from millrace.config import EngineConfig
 from millrace.engine.build import build
+from millrace.engine.process import begin
 from millrace.engine.transport import SocketTransport
 from millrace.errors import MillraceError
-from millrace.flight import LOAD_PATIENCE, SharedRecorder
-from millrace.models.lean import defer_tokenizers
 from millrace.protocol import Failed, Loading
 
 EXIT_CANNOT_START = 3
@@ -30,14 +24,8 @@ EXIT_CANNOT_START = 3
 
 def main() -> None:
     address, raw, file = sys.argv[1:4]
-    recorder = SharedRecorder(int(file))
-    recorder.working((), LOAD_PATIENCE)
-    recorder.beat()
-    config = msgspec.json.decode(raw, type=EngineConfig)
-    logs.setup(config.log_level, config.log_format)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    config, recorder = begin(raw, file)
     threading.Thread(target=_end_with_front, daemon=True).start()
-    defer_tokenizers()
     transport = SocketTransport(address)
     transport.send(Loading("starting"))
     try:

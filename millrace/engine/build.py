@@ -19,6 +19,7 @@ from millrace.errors import ModelError
 from millrace.flight import FlightRecorder
 from millrace.models import blas, device
 from millrace.models.encoders import encoder_in
+from millrace.models.footprint import CACHE_SHARE, DRAFT_PART
 from millrace.models.vision.families import picture_room
 from millrace.protocol import Loading, Ready
 
@@ -36,10 +37,6 @@ _LEAST_CACHE = 64 << 20
 _NOTED = 0.05
 """The part of a model's layers after which its loading is told of again."""
 _LEAST_ADAPTERS = 64 << 20
-CACHE_SHARE = 0.3
-"""The part of the memory for state that the prefix cache takes, where nobody says."""
-DRAFT_PART = 8
-"""A draft has this part of the memory for state, where nobody says."""
 CPU_CHUNK, GPU_CHUNK = 512, 2048
 """The most prompt tokens of a chunk, where the configuration does not say."""
 CPU_BURST = 20.0

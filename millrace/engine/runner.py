@@ -16,18 +16,17 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
-from millrace.cache.state import KVSegment, Layout, StateCheckpoint, checkpoint_of, from_caches
+from millrace.cache.state import Layout
 from millrace.engine.measure import cost_of
 from millrace.engine.memory import NOTHING, Rectangle, StateCost
 from millrace.engine.shapes import Shapes
-from millrace.engine.slots import LayerShape, Move, Positions, SlotKVCache
+from millrace.engine.slots import HELD_TWICE, LayerShape, Move, Positions, SlotKVCache, move_rows
+from millrace.engine.source import PromptState, RowState
 from millrace.models.adapters.slots import slots_of
 from millrace.models.rotations import Rotations, peek
 
 _PARTS = 16
 """Into so many parts the work is cut when a batch's memory becomes wider before it must be."""
-_HELD_TWICE = 1 << 21
-"""Bytes of state from which on those that move are waited for, so that no more is held twice."""
 
 ForwardPass = Callable[[Any, mx.array, list[Any]], mx.array]
 """Runs a chunk of tokens through a model on top of caches; returns its logits."""
@@ -79,9 +78,6 @@ class Runner:
         """The batch's memory is not as large yet as it was told to be."""
         self.row_adapters: list[int] = []
         """The rows' adapters, by slot."""
-        self._copying: list[SlotKVCache] = []
-        """Layers that a row has joined, if only by word."""
-        self._copied = 0
         self._deltas: list[int] = []
         """What the rows' positions differ by from their places, since pictures stand before them or
         tokens were left out."""
@@ -275,6 +271,8 @@ class Runner:
         self._positions.moved += 1
         if not self._batch:
             self._batch = self._empty_batch()
+        copying: list[SlotKVCache] = []
+        held = 0
         for i, mine in enumerate(self._batch):
             # A layer's own state is let go of as soon as the batch has it, and not held until all have.
             theirs, caches[i] = caches[i], None
@@ -282,14 +280,19 @@ class Runner:
                 if self.unsettled and mine.size != self._size:
                     mine.resize(self._size, first)
                 mine.join(first, theirs, copies)
-                self._moving(mine, int(theirs.nbytes))
+                copying.append(mine)
+                held += int(theirs.nbytes)
+                if self._at_once and held >= HELD_TWICE:
+                    mx.eval([cache.state for cache in copying])
+                    copying, held = [], 0
                 continue
             merged = theirs.merge([theirs] * copies)
             if mine is None:
                 self._batch[i] = merged
             else:
                 mine.extend(merged)
-        self._moved()
+        if self._at_once:
+            mx.eval([cache.state for cache in copying])
         self.unsettled = False
         self._positions.lens += [length] * copies
         self.row_adapters += [adapter] * copies
@@ -308,44 +311,13 @@ class Runner:
         moves = [move for move in moves if move.source != move.target and move.length]
         slots = [cache for cache in self._batch if isinstance(cache, SlotKVCache)]
         if moves:
-            self._move(slots, moves)
+            move_rows(slots, moves, at_once=self._at_once)
         for cache in self._batch:
             if not isinstance(cache, SlotKVCache):
                 cache.filter(index)
         self._positions.lens = [lens[i] for i in order]
         self.row_adapters = [self.row_adapters[i] for i in order]
         self._deltas = [self._deltas[i] for i in order]
-
-    def _move(self, slots: list[SlotKVCache], moves: list[Move]) -> None:
-        """Copy rows to other slots, of as many layers at a time as may be held twice."""
-        taken: list[tuple[SlotKVCache, list[mx.array]]] = []
-        held = 0
-        for place, cache in enumerate(slots):
-            rows = cache.taken(moves)
-            taken.append((cache, rows))
-            held += sum(row.nbytes for row in rows)
-            if held < _HELD_TWICE and place + 1 < len(slots):
-                continue
-            if self._at_once:
-                mx.eval([rows for _, rows in taken])
-            for there, rows in taken:
-                there.put(moves, rows)
-            if self._at_once:
-                mx.eval([there.state for there, _ in taken])
-            taken, held = [], 0
-
-    def _moving(self, cache: SlotKVCache, nbytes: int) -> None:
-        """So much of a layer's state is being copied, and held twice until that is done."""
-        if self._at_once:
-            self._copying.append(cache)
-            self._copied += nbytes
-            if self._copied >= _HELD_TWICE:
-                self._moved()
-
-    def _moved(self) -> None:
-        if self._copying:
-            mx.eval([cache.state for cache in self._copying])
-        self._copying, self._copied = [], 0
 
     def empty(self) -> None:
         """Let go of the batch and its memory."""
@@ -394,33 +366,6 @@ class Runner:
             SlotKVCache(self._positions, self._shapes[i]) if i in self._shapes else None
             for i in range(count)
         ]
-
-
-class PromptState:
-    """The state of a prompt that runs by itself."""
-
-    def __init__(self, layout: Layout, caches: list[Any]) -> None:
-        self._layout = layout
-        self._caches = caches
-
-    def segment(self, start: int, end: int, pack: bool) -> KVSegment:
-        return from_caches(self._layout, self._caches, start, end, pack)
-
-    def checkpoint(self) -> StateCheckpoint:
-        return checkpoint_of(self._layout, self._caches)
-
-
-class RowState(PromptState):
-    """The state of a row of the batch."""
-
-    def __init__(self, layout: Layout, slots: list[Any], batch: list[Any], row: int) -> None:
-        super().__init__(layout, slots)
-        self._batch = batch
-        self._row = row
-
-    def checkpoint(self) -> StateCheckpoint:
-        alone = {i: self._batch[i].extract(self._row) for i in self._layout.rest}
-        return checkpoint_of(self._layout, alone)
 
 
 def _may_wait(now: Rectangle, told: Rectangle, width: int) -> bool:

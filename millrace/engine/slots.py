@@ -140,6 +140,10 @@ class LayerShape:
         return wide
 
 
+HELD_TWICE = 1 << 21
+"""Bytes of state from which on those that move are waited for, so that no more is held twice."""
+
+
 class Move(NamedTuple):
     """A row goes from one slot to another; none comes from where one goes."""
 
@@ -273,3 +277,22 @@ def _refilled(new: mx.array, old: mx.array | None, rows: int, width: int) -> mx.
         new[:rows, :, :width] = old[:rows, :, :width]
     mx.eval(new)
     return new
+
+
+def move_rows(slots: Sequence[SlotKVCache], moves: Sequence[Move], *, at_once: bool) -> None:
+    """Copy rows to other slots, of as many layers at a time as may be held twice."""
+    taken: list[tuple[SlotKVCache, list[mx.array]]] = []
+    held = 0
+    for place, cache in enumerate(slots):
+        rows = cache.taken(moves)
+        taken.append((cache, rows))
+        held += sum(row.nbytes for row in rows)
+        if held < HELD_TWICE and place + 1 < len(slots):
+            continue
+        if at_once:
+            mx.eval([rows for _, rows in taken])
+        for there, rows in taken:
+            there.put(moves, rows)
+        if at_once:
+            mx.eval([there.state for there, _ in taken])
+        taken, held = [], 0

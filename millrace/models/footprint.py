@@ -31,6 +31,10 @@ _PROCESSOR = 384 * MIB
 """What the process takes in which a model's own processor runs, with a picture of 4096 by 4096 pixels; of
 the host's memory, and so of no GPU that has its own."""
 _MOST_LEAST_KV, _FEWEST_LEAST_KV = 256 * MIB, 4 * MIB
+CACHE_SHARE = 0.3
+"""The part of a model's state that is kept for later requests, where nobody says."""
+DRAFT_PART = 8
+"""A draft's state may take this part of what there is for state, where nobody says."""
 _FREED_SHARE = 10
 """Freed buffers may take this part of weights and state on a CPU."""
 

@@ -51,7 +51,7 @@ from millrace.serving.connection import Connection, EngineGone
 from millrace.serving.encoding import EncodingInFlight
 from millrace.serving.in_flight import InFlight
 from millrace.serving.keeper import Keeper, State
-from millrace.serving.metrics import ModelMetrics, Totals
+from millrace.serving.metrics import ModelMetrics
 from millrace.serving.queries import CacheQueries, not_ready, patiently
 from millrace.serving.ranks.group import Group
 from millrace.serving.supplying import PictureSupply
@@ -82,7 +82,6 @@ class EngineClient:
         self._suspicion = Suspicion()
         self._admission = admission
         self.metrics = metrics
-        self.totals: Totals = metrics.totals
         self._idle = idle
         self._weighed: tuple[Ready | None, DeviceMemory | None] = (None, None)
         """An engine, and its device's memory when it last told."""
@@ -272,9 +271,7 @@ class EngineClient:
             active = self.in_flight.get(number)
             if active is None or active.running or not active.open:
                 continue
-            if not self.adapters.may_run(active.adapter):
-                continue
-            if self._suspicion.may_run(number):
+            if self.adapters.may_run(active.adapter) and self._suspicion.may_run(number):
                 try:
                     self._keeper.send(active.begin())
                 except Exception as error:

@@ -19,7 +19,7 @@ import msgspec
 from millrace.config import EngineConfig
 from millrace.errors import ModelError, SetupError
 from millrace.models.encoders import Encoder, encoder_in
-from millrace.models.footprint import footprint
+from millrace.models.footprint import CACHE_SHARE, DRAFT_PART, footprint
 from millrace.models.vision.families import picture_room, sees
 from millrace.models.window import read_config, window_of
 from millrace.protocol.prefixes import CacheChange
@@ -42,13 +42,9 @@ from millrace.text.tasks import TextSide, TextSideConfig
 
 log = logging.getLogger("millrace.serving")
 
-CACHE_SHARE = 0.3
-"""The part of a model's state that is kept for later requests, where nobody says."""
 _LEAST_CACHE = 64 << 20
 ENCODER_WORK = 256 << 20
 """What the batches of an encoder may take: it has no state."""
-_DRAFT_PART = 8
-"""A draft's state may take this part of what there is for state."""
 _LEAST_ADAPTERS = 64 << 20
 
 
@@ -145,7 +141,7 @@ class Opening:
             state -= pictures
         draft = config.draft_memory
         if draft is None and config.specprefill is not None:
-            draft = state // _DRAFT_PART
+            draft = state // DRAFT_PART
             state -= draft
         cache = config.cache_memory or 0
         if not config.cache:

@@ -128,13 +128,36 @@ def test_a_model_is_not_loaded_for_what_it_does_not_give(models: Server, shelf: 
     assert models.http.get("/v1/models/gamma").json()["expires_at"]
 
 
+def _held_while_loading(server: Server, name: str) -> int:
+    """The process of an engine that begins to load, which stands still until it is told to go on."""
+    pid: int = _until(lambda: (_loaded(server).get(name) or {}).get("engine_pid"))
+    os.kill(pid, signal.SIGSTOP)
+    return pid
+
+
 def test_a_stream_begins_while_the_model_loads(models: Server) -> None:
     body = {"model": "gamma", "prompt": "a b", "max_tokens": 2, "stream": True}
-    with models.http.stream("POST", "/v1/completions", json=body) as response:
-        assert response.status_code == 200
-        assert _loaded(models)["gamma"]["residency"] in ("wished", "loading")
-        text = response.read().decode()
-    assert ": keep-alive" in text and text.rstrip().endswith("[DONE]")
+    begun = threading.Event()
+
+    def read() -> str:
+        with models.http.stream("POST", "/v1/completions", json=body) as response:
+            assert response.status_code == 200
+            text = ""
+            for line in response.iter_lines():
+                begun.set()
+                text += line + "\n"
+            return text
+
+    with ThreadPoolExecutor(1) as pool:
+        text = pool.submit(read)
+        pid = _held_while_loading(models, "gamma")
+        try:
+            assert begun.wait(30)
+            residency = _loaded(models)["gamma"]["residency"]
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert residency in ("wished", "loading")
+        assert ": keep-alive" in text.result() and text.result().rstrip().endswith("[DONE]")
 
 
 def test_a_load_goes_on_when_its_client_leaves(models: Server) -> None:
@@ -173,7 +196,7 @@ def test_a_busy_model_is_unloaded_when_it_has_answered(models: Server) -> None:
 
 
 def test_a_time_to_live_is_kept_to(models: Server) -> None:
-    assert _ask(models, "alpha", ttl=0.3).status_code == 200
+    assert _ask(models, "alpha", ttl=2).status_code == 200
     assert models.http.get("/v1/models/alpha").json()["expires_at"]
     _until(lambda: not _loaded(models))
     assert _ask(models, "beta", ttl=0).status_code == 200

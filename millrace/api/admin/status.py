@@ -61,7 +61,7 @@ def _model(instance: Instance) -> dict[str, Any]:
         "cache_disk_bytes": client.metrics.held.cache_disk_bytes,
         "adapters": [_adapter(a, client) for a in client.adapters.list.all()],
         "adapter_bytes": client.adapters.nbytes,
-        "totals": asdict(client.totals),
+        "totals": asdict(client.metrics.totals),
         "requests": [_request(r) for r in client.in_flight.values()],
         **({"ranks": ranks} if (ranks := ranks_of(client)) else {}),
     }

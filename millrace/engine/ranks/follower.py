@@ -10,21 +10,18 @@ from __future__ import annotations
 import json
 import logging
 import os
-import signal
 import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import msgspec
-
-from millrace import logs
 from millrace.config import EngineConfig
 from millrace.distributed import channel as channels
 from millrace.distributed import environment
 from millrace.distributed.channel import Channel
 from millrace.distributed.handshake import Refused
 from millrace.distributed.messages import CANNOT_START, DRIFTED, PEER_LOST
+from millrace.engine.process import begin
 from millrace.engine.ranks.leader import GATHER_SECONDS, TURNS
 from millrace.engine.ranks.order import (
     Close,
@@ -40,8 +37,7 @@ from millrace.engine.ranks.order import (
     from_leader,
 )
 from millrace.errors import MillraceError
-from millrace.flight import LOAD_PATIENCE, SharedRecorder
-from millrace.models.lean import defer_tokenizers
+from millrace.flight import SharedRecorder
 
 if TYPE_CHECKING:
     from millrace.cache.store import SegmentStore
@@ -99,14 +95,8 @@ class Follower:
 
 def main() -> None:
     raw, file = sys.argv[1:3]
-    recorder = SharedRecorder(int(file))
-    recorder.working((), LOAD_PATIENCE)
-    recorder.beat()
-    config = msgspec.json.decode(raw, type=EngineConfig)
-    logs.setup(config.log_level, config.log_format)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    config, recorder = begin(raw, file)
     threading.Thread(target=_end_with_worker, daemon=True).start()
-    defer_tokenizers()
     assert config.seat is not None and config.group is not None
     environment.enter(config.group, config.seat.rank)
     try:

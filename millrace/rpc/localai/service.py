@@ -162,7 +162,7 @@ class Backend:
         client = held.client if held is not None else None
         if client is None:
             return wire.MetricsResponse()
-        totals = client.totals
+        totals = client.metrics.totals
         return wire.MetricsResponse(
             tokens_per_second=self._rate,
             tokens_generated=min(_MOST_INT, totals.generated_tokens),

@@ -63,7 +63,7 @@ class Loads:
         queued = [r for r in requests if r.phase == "queued"]
         answers = sum(r.answers for r in requests)
         running = min(answers, self._most_running)
-        totals, ready = client.totals, client.ready
+        totals, ready = client.metrics.totals, client.ready
         per_token = ready.kv_bytes_per_token if ready else 0
         return Load(
             running=running,
