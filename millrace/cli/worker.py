@@ -76,7 +76,7 @@ def wait(
     import signal
 
     from millrace import logs
-    from millrace.distributed.hostfile import read_hostfile
+    from millrace.distributed.hostfile import peers_of, read_hostfile
     from millrace.errors import SetupError
     from millrace.serving.ranks.worker import Worker
 
@@ -84,19 +84,27 @@ def wait(
     secret = os.environ.get("MILLRACE_RANKS_SECRET", "")
     group = read_hostfile(hostfile, backend=backend, secret=secret)
     if not 0 < rank < len(group.hosts):
+        last = len(group.hosts) - 1
+        workers = f"the workers 1 to {last}" if last else "no workers"
         raise SetupError(
-            f"--rank {rank}: the hostfile's workers are 1 to {len(group.hosts) - 1}; rank 0 is the server."
+            f"--rank {rank}: the hostfile has {workers}; rank 0 is the server, `millrace serve`."
         )
     host = group.hosts[rank]
     log = logging.getLogger("millrace.ranks")
     if not secret:
         log.warning(
-            "without MILLRACE_RANKS_SECRET, whoever has the hostfile and reaches this port can use this "
+            "without MILLRACE_RANKS_SECRET, whoever has the hostfile and one of its addresses can use this "
             "machine: let ranks have a network of their own"
         )
 
     async def run() -> None:
-        waiting = Worker(rank, group.secret, model=model, trust_remote_code=trust_remote_code)
+        waiting = Worker(
+            rank,
+            group.secret,
+            peers=peers_of(group),
+            model=model,
+            trust_remote_code=trust_remote_code,
+        )
         task = asyncio.create_task(
             waiting.serve(
                 listen or host.address,

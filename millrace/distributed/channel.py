@@ -4,9 +4,12 @@ length before it, after both sides have proved that they belong together."""
 from __future__ import annotations
 
 import contextlib
+import logging
+import queue
 import select
 import socket
-from collections.abc import Callable
+import threading
+import time
 
 from millrace.distributed import handshake
 from millrace.distributed.handshake import (
@@ -18,16 +21,24 @@ from millrace.distributed.handshake import (
     Welcome,
 )
 
+log = logging.getLogger("millrace.ranks")
+
 GREETING_SECONDS = 5.0
+_MOST_GREETINGS = 64
+"""Of those who have not yet proved who they are."""
+_LOOK = 0.5
+"""Seconds between looks at whether a door is closed."""
 
 
 class Channel:
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
+        self._deadline: float | None = None
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, data: bytes) -> None:
         """One message; raises OSError when the other side is gone."""
+        self._hurry()
         self._socket.sendall(handshake.framed(data))
 
     def receive(self, most: int = MOST_BYTES) -> bytes | None:
@@ -44,6 +55,7 @@ class Channel:
         parts = bytearray(count)
         view, have = memoryview(parts), 0
         while have < count:
+            self._hurry()
             more = self._socket.recv_into(view[have:])
             if not more:
                 return None
@@ -60,8 +72,13 @@ class Channel:
         return bool(select.select([self._socket], [], [], seconds)[0])
 
     def within(self, seconds: float | None) -> None:
-        """How long anything may take from here on."""
+        """How long all that follows may take together; TimeoutError after that."""
+        self._deadline = None if seconds is None else time.monotonic() + seconds
         self._socket.settimeout(seconds)
+
+    def _hurry(self) -> None:
+        if self._deadline is not None:
+            self._socket.settimeout(max(0.001, self._deadline - time.monotonic()))
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -73,6 +90,7 @@ def connect(address: tuple[str, int], secret: str, role: str, rank: int, seconds
     """Raises OSError where nobody answers, Refused where somebody else does."""
     channel = Channel(socket.create_connection(address, timeout=seconds))
     try:
+        channel.within(seconds)
         said = handshake.hello(role, rank)
         channel.send(handshake.packed(said))
         channel.send(handshake.packed(handshake.prove(secret, said, _heard(channel))))
@@ -86,26 +104,80 @@ def connect(address: tuple[str, int], secret: str, role: str, rank: int, seconds
     return channel
 
 
-def accept(
-    listener: socket.socket, secret: str, allowed: Callable[[Hello], str | None]
-) -> tuple[Hello, Channel]:
-    """The next that proves to belong here; `allowed` says why one that does is not wanted now."""
-    end, _ = listener.accept()
+class Door:
+    """Where others connect. Many may be greeted at once: who says nothing, or nonsense, keeps nobody
+    waiting."""
+
+    def __init__(self, address: tuple[str, int], secret: str) -> None:
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._listener = socket.create_server(address, family=family, backlog=_MOST_GREETINGS)
+        self._listener.settimeout(_LOOK)
+        self._secret = secret
+        self._closed = False
+        self._greetings = threading.Semaphore(_MOST_GREETINGS)
+        self._came: queue.SimpleQueue[tuple[Hello, Channel]] = queue.SimpleQueue()
+        threading.Thread(target=self._stand, daemon=True).start()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, port = self._listener.getsockname()[:2]
+        return host, port
+
+    def next(self, seconds: float) -> tuple[Hello, Channel]:
+        """The next that has proved to have the secret, and waits to be welcomed; raises TimeoutError."""
+        try:
+            return self._came.get(timeout=seconds)
+        except queue.Empty:
+            raise TimeoutError from None
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _stand(self) -> None:
+        with self._listener:
+            while not self._closed:
+                try:
+                    end, address = self._listener.accept()
+                except TimeoutError:
+                    continue
+                except (
+                    OSError
+                ) as error:  # whoever came has gone, or there is no room for more just now
+                    log.warning("a connection was not accepted: %s", error)
+                    time.sleep(_LOOK)
+                    continue
+                if not self._greetings.acquire(blocking=False):
+                    end.close()
+                    continue
+                threading.Thread(target=self._greet, args=(end, address[0]), daemon=True).start()
+
+    def _greet(self, end: socket.socket, peer: str) -> None:
+        try:
+            self._came.put(_proved(end, self._secret))
+        except (OSError, Refused) as error:
+            log.warning("%s is no rank of this group: %s", peer, error or "it said nothing")
+            end.close()
+        finally:
+            self._greetings.release()
+
+
+def _proved(end: socket.socket, secret: str) -> tuple[Hello, Channel]:
     channel = Channel(end)
-    try:
-        channel.within(GREETING_SECONDS)
-        said, mine = handshake.answer(secret, _heard(channel))
-        channel.send(handshake.packed(mine))
-        handshake.check(secret, said, mine, _heard(channel))
-        problem = allowed(said)
-        channel.send(handshake.packed(Welcome(problem or "")))
-        if problem:
-            raise Refused(problem)
-    except BaseException:
-        channel.close()
-        raise
-    channel.within(None)
+    channel.within(GREETING_SECONDS)
+    said, mine = handshake.answer(secret, _heard(channel))
+    channel.send(handshake.packed(mine))
+    handshake.check(secret, said, mine, _heard(channel))
     return said, channel
+
+
+def welcome(channel: Channel, problem: str | None) -> None:
+    """Let in one that has proved itself, or tell it why not and raise that as Refused."""
+    channel.within(GREETING_SECONDS)
+    channel.send(handshake.packed(Welcome(problem or "")))
+    if problem:
+        channel.close()
+        raise Refused(problem)
+    channel.within(None)
 
 
 def _heard(channel: Channel) -> handshake.Greeting:

@@ -66,7 +66,7 @@ def packed(message: Greeting) -> bytes:
 def decode(data: bytes) -> Greeting:
     try:
         found: Greeting = _decoder.decode(data)
-    except msgspec.DecodeError as error:
+    except ValueError as error:  # msgspec's own errors, and bytes that are no text
         raise Refused(f"it speaks another protocol ({error})") from None
     return found
 

@@ -1,4 +1,5 @@
-"""Hostfiles: where the ranks of a split model are. Pure but for the reading of the file.
+"""Hostfiles: where the ranks of a split model are. Pure but for the reading of the file, and the looking up
+of names.
 
 Three ways of writing them are in use, and all are read: mlx.launch's list of hosts with `ssh` and `ips`,
 the lists of `ip:port` that MLX's ring takes, and the flat list of `ip:port` that LocalAI writes. For JACCL,
@@ -10,6 +11,8 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import json
+import socket
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -52,9 +55,18 @@ def read_hostfile(
         raise SetupError(f"The hostfile {path}: {error}.") from None
 
 
+_DIGEST = "hostfile:"
+
+
 def _digest(text: str) -> str:
-    """A secret for those who have set none: it tells groups apart, and does not keep anybody out."""
-    return "hostfile:" + hashlib.sha256(text.encode()).hexdigest()
+    """A secret for those who have set none: it tells groups apart; who has the file has it, too."""
+    return _DIGEST + hashlib.sha256(text.encode()).hexdigest()
+
+
+def peers_of(group: GroupConfig) -> tuple[str, ...]:
+    """Who alone may come where the hostfile's text is the only secret; with one of its own, anybody who
+    has it."""
+    return tuple(h.address for h in group.hosts) if group.secret.startswith(_DIGEST) else ()
 
 
 def group_of(
@@ -174,6 +186,31 @@ def _text(value: Any, what: str) -> str | None:
     if value is None or isinstance(value, str):
         return value
     raise ValueError(f"{what} is no text")
+
+
+def among(peer: str, addresses: Iterable[str]) -> bool:
+    """Whether a connection's other end is one of some addresses, or of the names of some."""
+    found = _plain(peer)
+    names = []
+    for address in addresses:
+        try:
+            if _plain(address) == found:
+                return True
+        except ValueError:
+            names.append(address)
+    return any(found in _looked_up(name) for name in names)
+
+
+def _plain(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    found = ipaddress.ip_address(address.partition("%")[0])
+    return getattr(found, "ipv4_mapped", None) or found
+
+
+def _looked_up(name: str) -> set[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    try:
+        return {_plain(str(info[4][0])) for info in socket.getaddrinfo(name, None)}
+    except OSError:
+        return set()
 
 
 def is_here(address: str) -> bool:

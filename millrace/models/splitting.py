@@ -245,8 +245,12 @@ class _Unread(nn.Module):  # type: ignore[misc]
         return x[..., :1]
 
 
-class _UnreadEmbedding(_Around):
+class _UnreadEmbedding(nn.Module):  # type: ignore[misc]
     """The same for an embedding that is the head as well."""
+
+    def __init__(self, embedding: nn.Module) -> None:
+        super().__init__()
+        self.inner = embedding
 
     def __call__(self, tokens: mx.array) -> mx.array:
         return self["inner"](tokens)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from millrace.distributed.environment import contents, hostfile_in, variables
-from millrace.distributed.hostfile import group_of, read_hostfile, split_address
+from millrace.distributed.hostfile import among, group_of, peers_of, read_hostfile, split_address
 from millrace.errors import SetupError
 
 
@@ -104,3 +104,16 @@ def test_what_mlx_launch_sets_is_understood() -> None:
     assert hostfile_in({"MLX_RANK": "1", "MLX_IBV_DEVICES": "f"}) == ("f", 1)
     assert hostfile_in({"MLX_RANK": "x", "MLX_HOSTFILE": "f"}) is None
     assert hostfile_in({"MLX_RANK": "0"}) is None
+
+
+def test_without_a_secret_only_the_files_own_addresses_are_spoken_to(tmp_path: Path) -> None:
+    file = tmp_path / "hosts.json"
+    file.write_text('["10.0.0.1:5000", "[fe80::2]:5000", "localhost:5001"]')
+    peers = peers_of(read_hostfile(str(file)))
+    assert peers == ("10.0.0.1", "fe80::2", "localhost")
+    for known in ("10.0.0.1", "::ffff:10.0.0.1", "fe80::2%en5", "127.0.0.1"):
+        assert among(known, peers)
+    for stranger in ("10.0.0.2", "127.0.0.2", "fe80::3", "::ffff:10.0.0.9"):
+        assert not among(stranger, peers)
+    assert not among("10.0.0.1", ["no-such-host.invalid"])
+    assert peers_of(read_hostfile(str(file), secret="own")) == ()

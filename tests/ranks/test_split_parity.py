@@ -57,8 +57,8 @@ def test_the_default_model_on_three_ranks(default_model: Path) -> None:
         split.stop()
 
 
-EMBEDDING = 49152 * 576 * 5 // 8
-"""Bytes of the default model's embedding, which every rank has: 4 bits, a scale and a bias for 32."""
+EMBEDDING = 49152 * 576 * 9 // 8
+"""Bytes of the default model's embedding, which every rank has: 8 bits, a scale and a bias for 32."""
 PROCESS = 320 << 20
 """What a process takes beside weights: Python, MLX, buffers, a prefix cache and the state of requests."""
 
@@ -73,5 +73,5 @@ def _answers_alike(server: Server, expected: list[Any], bodies: list[dict[str, A
     assert answers(server, bodies) == expected
     usage = server.post("/v1/completions", bodies[0]).json()["usage"]
     assert usage["prompt_tokens_details"]["cached_tokens"] > 0
-    assert server.status()["restarts"] == 0
+    assert server.status()["restarts"] == 0, server.log()
     assert all(r["state"] == "ready" for r in ranks(server))

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import socket
 import time
 from collections.abc import Callable
 from typing import cast
@@ -14,7 +13,7 @@ from millrace.cache.observations import AnyObservation, FoundOnDisk
 from millrace.cache.operations import AnyOperation
 from millrace.cache.residency import Operations
 from millrace.config import EngineConfig
-from millrace.distributed.channel import Channel, accept
+from millrace.distributed.channel import Channel, Door, welcome
 from millrace.distributed.environment import seat_secret
 from millrace.distributed.handshake import Hello, Refused
 from millrace.engine.memory import Budget
@@ -51,12 +50,9 @@ class Leader:
     def __init__(self, config: EngineConfig, tell: Callable[[str], None]) -> None:
         """`tell` hears what is being waited for."""
         assert config.seat is not None and config.group is not None
-        self._secret = seat_secret(config.seat)
         self._size = len(config.group.hosts)
         self._tell = tell
-        host, port = config.seat.turns
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, port), family=family, backlog=self._size)
+        self._door = Door(config.seat.turns, seat_secret(config.seat))
         self._channels: dict[int, Channel] = {}
         self._state: Callable[[], object] = tuple
         self._sent = 0
@@ -69,20 +65,21 @@ class Leader:
         while len(self._channels) < self._size - 1:
             missing = sorted(set(range(1, self._size)) - set(self._channels))
             self._tell(f"waiting for rank {', '.join(map(str, missing))}")
-            self._listener.settimeout(max(0.01, deadline - time.monotonic()))
             try:
-                said, channel = accept(self._listener, self._secret, self._allowed)
+                said, channel = self._door.next(max(0.01, deadline - time.monotonic()))
             except TimeoutError:
                 raise EngineUnavailable(f"The ranks {missing} did not come.") from None
+            try:
+                welcome(channel, self._problem(said))
             except (OSError, Refused) as error:
-                log.warning("somebody who is no rank of this group came: %s", error)
+                log.warning("rank %d is not let in: %s", said.rank, error)
                 continue
             self._channels[said.rank] = channel
-        self._listener.close()
+        self._door.close()
         self._send(encoder.encode(Go()))
         self._tell("joining the group of ranks")
 
-    def _allowed(self, said: Hello) -> str | None:
+    def _problem(self, said: Hello) -> str | None:
         if said.role != TURNS or not 0 < said.rank < self._size or said.rank in self._channels:
             return f"rank {said.rank} is not expected"
         return None

@@ -125,13 +125,14 @@ class GroupConnection:
     async def _start(self) -> None:
         members = self._group.members
         self._tell(f"looking for {len(members)} other ranks")
+        # From the first that is reached: it would not wait in silence for the last.
+        self._tasks.append(asyncio.create_task(self._keep_pinging()))
         reaching = [asyncio.create_task(self._reach(member)) for member in members]
         try:
             await asyncio.gather(*reaching)
         finally:
             for task in reaching:
                 task.cancel()
-        self._tasks.append(asyncio.create_task(self._keep_pinging()))
         files = await asyncio.to_thread(files_of, Path(self._config.model))
         first, *others = self._group.seats(self._config)
         for member, config in zip(members, others, strict=True):

@@ -67,10 +67,20 @@ async def connect(address: tuple[str, int], secret: str, role: str, rank: int) -
     return link
 
 
-async def accept(link: Link, secret: str, allowed: Callable[[Hello], str | None]) -> Hello:
-    """Refused unless whoever connected belongs here, and `allowed` has nothing against it."""
+async def accept(
+    link: Link,
+    secret: str,
+    allowed: Callable[[Hello], str | None],
+    stranger: str | None = None,
+) -> Hello:
+    """Refused unless whoever connected belongs here, and `allowed` has nothing against it. With `stranger`
+    nobody is asked for a proof: it says why."""
     async with asyncio.timeout(GREETING_SECONDS):
         said, mine = handshake.answer(secret, await _heard(link))
+        if stranger is not None:
+            link.send(handshake.packed(Welcome(stranger)))
+            await link.drained()
+            raise Refused(stranger)
         link.send(handshake.packed(mine))
         handshake.check(secret, said, mine, await _heard(link))
         problem = allowed(said)

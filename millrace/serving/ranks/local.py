@@ -1,7 +1,7 @@
 """Workers that a server starts itself, on its own machine or over ssh, and that end with it.
 
-`python -m millrace.serving.ranks.local RANK ADDRESS PORT LEVEL`: the first line of its standard input has
-the secret, and the first of its standard output is the port that it listens on.
+`python -m millrace.serving.ranks.local RANK ADDRESS PORT LEVEL PEERS`: the first line of its standard input
+has the secret, and the first of its standard output is the port that it listens on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 
 from millrace import logs
 from millrace.config import GroupConfig, RankHost
-from millrace.distributed.hostfile import is_here
+from millrace.distributed.hostfile import is_here, peers_of
 from millrace.errors import EngineUnavailable
 from millrace.serving.ranks.worker import Worker
 
@@ -69,6 +69,7 @@ class StartedWorkers:
         command = [
             *(sys.executable, "-m", "millrace.serving.ranks.local"),
             *(str(rank), host.address, str(host.control), self._level),
+            ",".join(peers_of(self._group)),
             *((_TRUSTS,) if self._trusts else ()),
         ]
         if not host.ssh or is_here(host.ssh.rpartition("@")[2]):
@@ -117,7 +118,7 @@ def _heard(ended: asyncio.Event) -> None:
 
 
 def main() -> None:
-    rank, address, port, level, *rest = sys.argv[1:]
+    rank, address, port, level, peers, *rest = sys.argv[1:]
     logs.setup(level, "text")
     secret = b""
     while not secret.endswith(b"\n"):
@@ -125,7 +126,12 @@ def main() -> None:
         if not more:
             return
         secret += more
-    worker = Worker(int(rank), secret[:-1].decode(), trust_remote_code=_TRUSTS in rest)
+    worker = Worker(
+        int(rank),
+        secret[:-1].decode(),
+        peers=[peer for peer in peers.split(",") if peer],
+        trust_remote_code=_TRUSTS in rest,
+    )
     asyncio.run(_serve(worker, address, int(port)))
 
 

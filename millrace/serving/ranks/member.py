@@ -7,8 +7,6 @@ import logging
 import time
 from typing import Literal
 
-import msgspec
-
 from millrace.distributed.handshake import Refused
 from millrace.distributed.messages import (
     BEAT_SECONDS,
@@ -95,7 +93,7 @@ class Member:
                     case Measured() | Looked() as answer:
                         if self._answer is not None and not self._answer.done():
                             self._answer.set_result(answer)
-        except (Refused, msgspec.DecodeError) as error:
+        except (Refused, ValueError) as error:
             self.problem = f"it said what is no message ({error})"
         self.problem = self.problem or "its connection is closed"
 

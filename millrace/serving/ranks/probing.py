@@ -5,8 +5,6 @@ from __future__ import annotations
 import statistics
 import time
 
-import msgspec
-
 from millrace.distributed.handshake import Refused
 from millrace.distributed.messages import VISIT, Echo, Measured, Probe, encoder, from_worker
 from millrace.serving.ranks.link import Link, connect
@@ -27,7 +25,7 @@ async def measure(address: tuple[str, int], secret: str, rank: int) -> Measured:
         seconds = statistics.median(small)
         large = min([await _timed(link, bytes(_LARGE), echo=False) for _ in range(3)])
         return Measured(rank, seconds, _LARGE / max(1e-9, large - seconds / 2))
-    except (OSError, Refused, msgspec.DecodeError) as error:
+    except (OSError, Refused, ValueError) as error:
         return Measured(rank, problem=str(error) or "it hung up")
     finally:
         link.close()

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import msgspec
 
 from millrace.config import EngineConfig
 from millrace.distributed.handshake import Hello, Refused
+from millrace.distributed.hostfile import among
 from millrace.distributed.messages import (
     BEAT_SECONDS,
     CANNOT_START,
@@ -53,15 +54,27 @@ from millrace.version import __version__
 log = logging.getLogger("millrace.serving")
 
 _VISIT_SECONDS = 120.0
+_MOST_GREETINGS = 32
+"""Of those who have not yet proved who they are."""
 
 
 class Worker:
     def __init__(
-        self, rank: int, secret: str, *, model: str | None = None, trust_remote_code: bool = False
+        self,
+        rank: int,
+        secret: str,
+        *,
+        peers: Sequence[str] = (),
+        model: str | None = None,
+        trust_remote_code: bool = False,
     ) -> None:
-        """`model` is where the model's files are here, if not where the server has them."""
+        """`peers` are the only addresses from which it is spoken to, if there are any. `model` is where the
+        model's files are here, if not where the server has them."""
         self.rank = rank
         self._secret = secret
+        self._peers = peers
+        self._greetings = 0
+        self._refused = ""
         self._model = model
         self._trusts = trust_remote_code
         self._link: Link | None = None
@@ -88,12 +101,23 @@ class Worker:
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         link = Link(reader, writer)
-        try:
-            hello = await accept(link, self._secret, self._allowed)
-        except (Refused, OSError) as error:
-            log.warning("somebody who is not this group's server came: %s", error)
+        peer = str(writer.get_extra_info("peername", ("somebody",))[0])
+        if self._greetings >= _MOST_GREETINGS:
             link.close()
             return
+        self._greetings += 1
+        try:
+            stranger = await asyncio.to_thread(self._stranger, peer)
+            hello = await accept(link, self._secret, self._allowed, stranger)
+        except (Refused, OSError) as error:
+            told = f"{peer} is not this group's server: {error or 'it said nothing'}"
+            # A server tries again and again.
+            log.log(logging.DEBUG if told == self._refused else logging.WARNING, "%s", told)
+            self._refused = told
+            link.close()
+            return
+        finally:
+            self._greetings -= 1
         if hello.role == VISIT:
             await self._answer(link)
             return
@@ -109,6 +133,14 @@ class Worker:
             await self._release()
             self._link = None
             log.info("rank %d waits for a server", self.rank)
+
+    def _stranger(self, peer: str) -> str | None:
+        if not self._peers or among(peer, self._peers):
+            return None
+        return (
+            f"rank {self.rank} does not know the address {peer}, which its hostfile does not have; "
+            "give all ranks a MILLRACE_RANKS_SECRET, or write the hostfile with the addresses in use"
+        )
 
     def _allowed(self, hello: Hello) -> str | None:
         if hello.role not in (CONTROL, VISIT):
@@ -138,7 +170,7 @@ class Worker:
                             self._say(link, self._child.beat() if self._child else self._beat)
                         case _:
                             break
-        except (OSError, Refused, msgspec.DecodeError) as error:
+        except (OSError, Refused, ValueError) as error:
             log.warning("a visit was broken off: %s", error)
         finally:
             link.close()
@@ -158,7 +190,7 @@ class Worker:
                 return
             try:
                 message: ToWorker = to_worker.decode(data)
-            except msgspec.DecodeError as error:
+            except ValueError as error:
                 log.warning("the server said what is no message: %s", error)
                 return
             match message:
