@@ -6,10 +6,13 @@ ARGS    ?=
 WORKERS ?= 2
 # The MLX back-end: Metal comes with MLX on a Mac; Linux gets the CPU wheel unless told otherwise.
 BACKEND ?= $(if $(filter Darwin,$(shell uname -s)),metal,cpu)
-EXTRAS   = dev,vision,localai,smg$(if $(filter metal,$(BACKEND)),,$(comma)$(BACKEND))
 comma   := ,
+SERVING  = vision,localai,smg$(if $(filter cuda%,$(BACKEND)),$(comma)$(BACKEND))
 BIN      = $(VENV)/bin
-STAMP    = $(VENV)/.installed-$(BACKEND)
+PIP      = $(BIN)/python -m pip --disable-pip-version-check
+# What serving needs, and what development needs besides: `make serve` brings no test tools.
+SERVES   = $(VENV)/.serves-$(BACKEND)
+DEVELOPS = $(VENV)/.develops-$(BACKEND)
 # Client libraries ask for versions of each other's parts that millrace's own environment need not follow.
 CLIENTS ?= .venv-clients
 GATEWAY ?= .venv-gateway
@@ -20,25 +23,31 @@ PAGE    ?= .venv-page
 help:  ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
 
-$(STAMP): pyproject.toml constraints.txt
+$(SERVES): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "millrace needs Python 3.11 or newer; try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing millrace and its $(BACKEND) back-end into $(VENV) ..."
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS)]"
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-deps mlx-vlm
-	@rm -f $(VENV)/.installed-* && touch $@
+	@$(PIP) install -q -c constraints.txt -e ".[$(SERVING)]"
+	@$(PIP) install -q -c constraints.txt --no-deps mlx-vlm
+	@$(if $(filter metal,$(BACKEND)),,$(BIN)/python packaging/backend.py $(BACKEND))
+	@rm -f $(VENV)/.serves-* && touch $@
 
-setup: $(STAMP)  ## Make .venv and install everything
+$(DEVELOPS): $(SERVES)
+	@echo "Installing what tests and lint need into $(VENV) ..."
+	@$(PIP) install -q -c constraints.txt -e ".[dev,$(SERVING)]"
+	@rm -f $(VENV)/.develops-* && touch $@
 
-serve: setup  ## Serve the default model; ARGS="--port 9000" and BACKEND=cuda13 pass through
+setup: $(DEVELOPS)  ## Make .venv and install everything, development's tools included
+
+serve: $(SERVES)  ## Serve the default model; ARGS="--port 9000" and BACKEND=cuda13 pass through
 	@$(BIN)/millrace serve $(ARGS)
 
 test: lint unit  ## Lint and all tests
 
 lint: setup  ## ruff, mypy (strict) and the import contracts
-	@$(BIN)/ruff check millrace tests benchmarks
-	@$(BIN)/ruff format --check millrace tests benchmarks
+	@$(BIN)/ruff check millrace tests benchmarks packaging
+	@$(BIN)/ruff format --check millrace tests benchmarks packaging
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
 

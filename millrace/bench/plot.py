@@ -27,7 +27,9 @@ def check_plot(path: Path) -> None:
     if path.suffix.lower() not in _SUFFIXES:
         raise SetupError(f"--plot {path}: the name must end in .png or .svg.")
     if importlib.util.find_spec("matplotlib") is None:
-        raise SetupError("--plot needs matplotlib; install it with: pip install 'millrace[plot]'")
+        raise SetupError(
+            "--plot needs matplotlib; install it with: pip install 'millrace-server[plot]'"
+        )
 
 
 def draw(path: Path, results: Results) -> None:

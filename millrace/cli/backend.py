@@ -91,7 +91,7 @@ def backend(
         from millrace.rpc.localai.settings import Name
     except ImportError as error:
         raise SetupError(
-            f"gRPC is missing ({error.name}): pip install 'millrace[localai]'"
+            f"gRPC is missing ({error.name}): pip install 'millrace-server[localai]'"
         ) from error
     name: Name = one_of("--as", as_, get_args(Name))
     base = EngineConfig(

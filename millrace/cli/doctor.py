@@ -37,8 +37,7 @@ _WEIGHTS = {
     "bf16": "bfloat16",
 }
 _INSTALL_MLX = (
-    "pip install 'millrace[cpu]' on Linux, 'millrace[cuda13]' for an NVIDIA GPU, "
-    "'millrace' on a Mac"
+    "pip install --force-reinstall millrace-server, or 'millrace-server[cuda13]' for an NVIDIA GPU"
 )
 
 
@@ -93,10 +92,11 @@ def doctor(
 def examine() -> Report:
     """Look at the machine, the installation and the folders."""
     from millrace import __version__
-    from millrace.models.blas import mlx_backend
+    from millrace.models.blas import mlx_backend, overlaid_cuda
     from millrace.models.device import versions
 
     backend = mlx_backend()
+    found = versions()
     problems: list[str] = []
     notes: list[str] = []
     probe = None
@@ -107,10 +107,15 @@ def examine() -> Report:
         problems += [fault] if fault else []
     if probe is not None:
         problems += probe_problems(probe, backend)
-    if backend == "cpu" and Path("/proc/driver/nvidia/version").exists():
+    if (overlaid := overlaid_cuda()) is not None:
+        problems.append(
+            f"{overlaid} is installed, but another package's libmlx.so lies over its own, so the GPU "
+            f"is not used: pip install --force-reinstall --no-deps {overlaid}=={found['mlx']}."
+        )
+    elif backend == "cpu" and Path("/proc/driver/nvidia/version").exists():
         notes.append(
             "There is an NVIDIA GPU here, and MLX is its CPU build. To use the GPU: "
-            "make serve BACKEND=cuda13, or pip install 'millrace[cuda13]'."
+            "make serve BACKEND=cuda13, or pip install 'millrace-server[cuda13]'."
         )
     disk, fault = disk_free(home())
     problems += [fault] if fault else []
@@ -121,7 +126,7 @@ def examine() -> Report:
     problems += [fault] if fault else []
     return Report(
         platform=f"{platform.system()} {platform.release()} {platform.machine()}",
-        versions={"millrace": __version__} | versions(),
+        versions={"millrace": __version__} | found,
         backend=backend,
         probe=probe,
         home=str(home()),

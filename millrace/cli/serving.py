@@ -118,7 +118,7 @@ def _worker(
         from millrace.rpc.smg.front import SmgFront
     except ImportError as error:
         raise SetupError(
-            f"--smg needs gRPC, which is not installed ({error.name}): pip install 'millrace[smg]'"
+            f"--smg needs gRPC, which is not installed ({error.name}): pip install 'millrace-server[smg]'"
         ) from None
     return SmgFront(registry, spec, config, limits, metrics, address)
 

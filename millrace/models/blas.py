@@ -97,7 +97,18 @@ def mlx_backend() -> Backend:
         return "missing"
     if sys.platform == "darwin":
         return "metal" if _distribution("mlx", "mlx_metal-") else "cpu"
-    return "cuda" if _distribution("mlx", "mlx_cuda") else "cpu"
+    cuda = _distribution("mlx", "mlx_cuda")
+    if cuda and _distribution("mlx", "mlx_cpu-"):
+        return "cuda" if _brought_library(cuda) else "cpu"
+    return "cuda" if cuda else "cpu"
+
+
+def overlaid_cuda() -> str | None:
+    """The installed CUDA package of MLX whose library another package's lies over."""
+    cuda = _distribution("mlx", "mlx_cuda")
+    if not cuda or _brought_library(cuda):
+        return None
+    return cuda.partition("-")[0].replace("_", "-")
 
 
 def usable_cores() -> int:
@@ -317,6 +328,18 @@ def _distribution(package: str, start: str) -> str:
         for entry in folder.parent.glob(f"{start}*.dist-info"):
             return entry.name
     return ""
+
+
+def _brought_library(distribution: str) -> bool:
+    """Whether libmlx.so, which several packages bring, is the one of this package."""
+    for folder in _folders("mlx"):
+        record = folder.parent / distribution / "RECORD"
+        library = folder / "lib" / "libmlx.so"
+        if record.is_file() and library.is_file():
+            rows = (line.rsplit(",", 2) for line in record.read_text().splitlines())
+            sizes = [size for path, _, size in rows if path == "mlx/lib/libmlx.so"]
+            return sizes == [str(library.stat().st_size)]
+    return False
 
 
 def _folders(package: str) -> list[Path]:

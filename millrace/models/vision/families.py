@@ -98,8 +98,8 @@ def family_of(settings: dict[str, Any], folder: Path | None = None) -> Family | 
             )
             return None
         raise ModelError(
-            f"{family.name} needs mlx-vlm, which is not installed: pip install 'millrace[vision]' and "
-            f"pip install --no-deps mlx-vlm==0.7.10."
+            f"{family.name} needs mlx-vlm, which is not installed: pip install 'millrace-server[vision]' "
+            "and pip install --no-deps mlx-vlm==0.7.10."
         )
     if "model_file" in settings:
         raise ModelError("A vision model that brings its own code (model_file) is not loaded.")
