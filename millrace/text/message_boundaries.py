@@ -10,6 +10,8 @@ import bisect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+import msgspec
+
 from millrace.errors import BadRequest
 from millrace.text.conversation import Conversation, Turn
 from millrace.text.dialect import Dialect
@@ -18,6 +20,9 @@ RECENT = 3
 """Messages whose ends are looked for; those of earlier ones were found in earlier turns."""
 _MOST_TAIL = 0.5
 """The part of a prompt that its last message may be to stay whole."""
+_HEADER = 32
+"""Tokens that a message may have before its words."""
+_SYSTEM = ("system", "developer")
 _WORDS = "\ue002"
 """A private character, which no template and no text has."""
 
@@ -55,30 +60,70 @@ def borders(
     """How many tokens of the prompt come before the first user's words, and how many before the last
     message, for those who leave out what lies between; None where the last message is too much to stay.
 
-    Results of tools just before the last message are part of it: they have not been answered yet. A user's
-    message that is most of the prompt is not kept whole, since nothing would be gained then.
+    Results of tools just before the last message are part of it: they have not been answered yet. So is
+    what an answer that is to be continued answers. A user's message that is most of the prompt is not
+    kept whole, since nothing would be gained then. Where a template writes the system prompt or the tools
+    further down than at the beginning, what comes after them stays with them.
     """
-    messages = chat.messages
-    if not messages:
+    if not chat.messages:
         return 0, None
+
+    def tokens(characters: int) -> int:
+        return bisect.bisect_right(ends, place(characters))
+
     try:
-        head = bisect.bisect_right(ends, place(_shared(opening(dialect, chat), text)))
+        opened = opening(dialect, chat)
     except BadRequest:
-        head = 0
-    first = len(messages) - 1
-    while first > 0 and messages[first - 1].role == "tool":
-        first -= 1
-    answers = any(m.role == "tool" for m in messages[first:])
-    if not first:
-        return head, 0 if answers else None
-    try:
-        before = _shared(_render(dialect, chat, messages[:first]), text)
-    except BadRequest:  # templates refuse conversations that end with this role or that
-        return head, 0 if answers else None
-    tail = bisect.bisect_right(ends, place(before))
-    if not answers and len(ends) - tail > (len(ends) - head) * _MOST_TAIL:
-        return head, None
+        opened = ""
+    head = tokens(_shared(opened, text))
+    first = _last(chat.messages)
+    tail: int | None = None
+    if first:
+        tail = _tail(dialect, chat, text, first, tokens)
+    if any(m.role == "tool" for m in chat.messages[first:]):
+        tail = tail or 0
+    elif tail is not None and len(ends) - tail > (len(ends) - head) * _MOST_TAIL:
+        tail = None
+    if not text.startswith(opened):
+        others = [m for m in chat.messages if m.role not in _SYSTEM]
+        try:
+            moved = tokens(_shared(_render(dialect, replace(chat, tools=[]), others), text))
+        except BadRequest:
+            moved = 0
+        if moved > head:
+            tail = moved if tail is None else min(tail, moved)
     return head, tail
+
+
+def _last(messages: Sequence[Turn]) -> int:
+    """Where the last message begins, with all that has not been answered."""
+    first = len(messages) - 1
+    if first and messages[first].role == "assistant":
+        first -= 1
+    while first and messages[first - 1].role == "tool":
+        first -= 1
+    return first
+
+
+def _tail(
+    dialect: Dialect, chat: Conversation, text: str, first: int, tokens: Callable[[int], int]
+) -> int | None:
+    """How many tokens come before a message; None where the template does not say."""
+    messages, found = chat.messages, None
+    try:
+        before = _render(dialect, chat, messages[:first])
+        found = tokens(_shared(before, text))
+        if text.startswith(before):
+            return found
+    except BadRequest:  # templates refuse conversations that end with this role or that
+        pass
+    # What came before is written otherwise once this has been said.
+    begun = msgspec.structs.replace(messages[first], content=_WORDS)
+    try:
+        words = tokens(_shared(_render(dialect, chat, [*messages[:first], begun]), text))
+    except BadRequest:
+        return found
+    return max(found or 0, words - _HEADER)
 
 
 def _places(dialect: Dialect, chat: Conversation, text: str) -> Iterator[int]:

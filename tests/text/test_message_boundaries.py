@@ -32,6 +32,15 @@ TOOLS_LAST = """{%- for m in messages %}
 {%- endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"""
 """The tools stand before the last message, so that they move with every turn."""
 
+SYSTEM_LAST = """{%- set ns = namespace(last=-1, system='') %}
+{%- for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}
+{%- if m.role == 'system' %}{% set ns.system = m.content %}{% endif %}{% endfor %}
+{%- for m in messages if m.role != 'system' %}
+{%- if m == messages[ns.last] %}{% if tools %}[TOOLS]{{ tools | tojson }}[/TOOLS]{% endif %}[user]
+{{- ns.system }} {{ m.content }}{% else %}[{{ m.role }}]{{ m.content }}{% endif %}
+{%- endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"""
+"""The system message does, too."""
+
 STRICT = """{%- if messages[-1].role != 'user' %}{{ raise_exception('a user must speak last') }}{% endif %}
 {%- for m in messages %}<|im_start|>{{ m.role }}
 {{ m.content }}<|im_end|>
@@ -258,4 +267,26 @@ def test_templates_of_any_kind_leave_the_last_words_in_the_tail(
     speaker = speak(template)
     said = [_message("user", "long " * 90), _message("assistant", "Yes."), _message("user", "End?")]
     _, tail = _between(speaker, *said, tools=[TOOL["function"]])
-    assert tail is None or "End?" in tail
+    assert tail is not None and "End?" in tail and tail.count("long") < 32
+
+
+@pytest.mark.parametrize("last", ["End?", "end " * 200])
+def test_tools_and_a_system_prompt_that_stand_further_down_stay(
+    speak: Callable[..., Speaker], last: str
+) -> None:
+    speaker = speak(SYSTEM_LAST)
+    said = [_message("user", "long " * 90), _message("assistant", "Yes."), _message("user", last)]
+    head, tail = _between(speaker, SYSTEM, *said, tools=[TOOL["function"]])
+    assert tail is not None and "long" not in head + tail
+    assert tail.index("TOOLS]") < tail.index(SYSTEM["content"]) < tail.index(last.strip())
+    results = [_message("assistant", "I look."), _message("tool", "found " * 90)]
+    head, tail = _between(speaker, SYSTEM, *said, *results, tools=[TOOL["function"]])
+    assert tail is not None and "TOOLS]" in tail and tail.count("found") == 90
+
+
+def test_what_an_answer_that_is_begun_answers_stays(speak: Callable[..., Speaker]) -> None:
+    speaker = speak()
+    said = [_message("user", "long " * 990), _message("assistant", "Yes.")]
+    asked = [_message("user", "word " * 600), _message("assistant", "It is")]
+    _, tail = _between(speaker, SYSTEM, *said, *asked, continue_final=True)
+    assert tail is not None and tail.count("word") == 600 and "long" not in tail
