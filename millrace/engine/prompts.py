@@ -129,12 +129,11 @@ class Prompts:
         if self._scorings is None or not self._scorings.busy:
             return False
         spare = self._learning.spare(running) if running else None
-        seconds = self._scorings.plan(draft.out, draft.now, spare)
-        if seconds == 0.0:
+        if not self._scorings.plan(draft.out, draft.now, spare):
             return False
         self._scored = True
         self._learning.other()
-        if seconds is not None:
+        if (seconds := self._scorings.expected) is not None:
             draft.turn.expected = self._learning.step_seconds(running) + seconds
         draft.turn.scoring = self._scorings.progress()
         return True

@@ -109,7 +109,8 @@ class Rotation(nn.Module):  # type: ignore[misc]
 
 
 def rotate(model: Any) -> None:
-    """Have a model take positions. Raises ModelError, and leaves it as it was, where it cannot."""
+    """Have a model take positions. Raises ModelError where it cannot; whatever is raised leaves it as it
+    was."""
     if getattr(model, "in_place", False) or getattr(model, "rotations", None) is not None:
         return
     if getattr(model, "sees", False):
@@ -121,7 +122,7 @@ def rotate(model: Any) -> None:
         attention.rope = Rotation(attention.rope, shared, layer)
     try:
         _prove(model, shared)
-    except ModelError:
+    except Exception:
         for attention, rope in zip(attentions, before, strict=True):
             attention.rope = rope
         raise

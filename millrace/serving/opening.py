@@ -114,7 +114,7 @@ class Opening:
             _refuse_split(config, encodes)
             found = found.part(len(config.group.hosts), _here(config))
         if encodes:
-            _refuse_adapters(config)
+            _refuse_beside(config)
             work = config.kv_memory or ENCODER_WORK
             return Need(found.fixed, work, work)
         cache = _least_cache(config, found.least_kv)
@@ -197,10 +197,13 @@ def _trim() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _refuse_adapters(config: EngineConfig) -> None:
+def _refuse_beside(config: EngineConfig) -> None:
+    """What only models that make text can have."""
     if config.adapters:
         name = config.adapters[0].name
         raise SetupError(f"--lora {name}: adapters are for models that make text.")
+    if config.specprefill is not None:
+        raise SetupError("--specprefill-draft is for models that make text.")
 
 
 def _here(config: EngineConfig) -> int:
@@ -238,7 +241,7 @@ async def open_model(
     """One model for itself. The engine is started first, since it takes longest."""
     check_defaults(defaults or {})
     if encoder_in(config) is not None:
-        _refuse_adapters(config)
+        _refuse_beside(config)
     admission = Admission(config.max_running, max_queue)
     adapters = AdapterList(config.adapters)
     client = EngineClient(launch, admission, metrics.of(config.name), idle=idle, adapters=adapters)

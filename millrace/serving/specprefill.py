@@ -37,5 +37,5 @@ def sparse_of(request: Request, settings: SpecPrefillConfig | None) -> SparsePre
         keep=settings.keep if keep is None else keep,
         head=request.head,
         tail=request.tail,
-        least=0 if asked else settings.threshold,
+        least=0 if asked else max(1, settings.threshold),
     )

@@ -4,6 +4,8 @@ through the deaths of engines.
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import re
 import signal
@@ -108,12 +110,21 @@ def test_what_cannot_be_had_is_refused_on_every_protocol(
         ({"specprefill": True, "specprefill_keep_pct": 1.01}, "specprefill_keep_pct"),
         ({"specprefill": True, "specprefill_keep_pct": -1e300}, "specprefill_keep_pct"),
         ({"specprefill": True, "specprefill_keep_pct": "0.3"}, "specprefill_keep_pct"),
+        ({"specprefill": True, "specprefill_keep_pct": True}, "specprefill_keep_pct"),
+        ({"specprefill": False, "specprefill_keep_pct": 2**70}, "specprefill_keep_pct"),
+        ({"extra_body": {"specprefill_keep_pct": [0.3]}}, "specprefill_keep_pct"),
         ({"specprefill": "yes"}, "specprefill"),
         ({"specprefill": 1}, "specprefill"),
     ):
         response = server.post(endpoint.path, _body(endpoint, "hello") | more)
         assert response.status_code == 400, response.text
         assert word in endpoint.error(response)
+    for number in ("NaN", "1e999", "1e-400", "-0.0", "Infinity"):
+        body = json.dumps(_body(endpoint, "hello", specprefill_keep_pct="@")).replace('"@"', number)
+        sent = {"content-type": "application/json"}
+        response = server.http.post(endpoint.path, content=body, headers=sent)
+        assert response.status_code == 400, (number, response.text)
+        assert endpoint.error(response)
     response = server.post(
         endpoint.path,
         {**_body(endpoint, "hello", specprefill=False), "model": "plain", "stream": False},
@@ -218,5 +229,6 @@ def test_a_server_can_have_it_on(folders: tuple[Path, Path]) -> None:
         llm.generate(WORDS, specprefill=False, **given)
         llm.generate("Hello.", **given)
         assert counter.get() == scored
-        with pytest.raises(Exception, match="specprefill_keep_pct"):
-            llm.generate(WORDS, specprefill_keep_pct=2.0)
+        for share in (2.0, 0.0, math.nan, math.inf, -1, True, "0.3"):
+            with pytest.raises(Exception, match="specprefill_keep_pct"):
+                llm.generate(WORDS, specprefill_keep_pct=share)

@@ -61,6 +61,7 @@ class Bench:
         draft: Any = None,
         draft_room: int = 1 << 40,
         draft_cache: int = 1 << 30,
+        draft_vocabulary: int | None = None,
         **config: Any,
     ) -> None:
         """`cache` is the prefix cache's memory in bytes; None goes without. `draft` is a second model."""
@@ -89,6 +90,7 @@ class Bench:
                 room=draft_room,
                 cached=draft_cache,
                 recurring=recurring,
+                vocabulary=draft_vocabulary,
             )
         self.selected: dict[int, Selected] = {}
         self.scoring: list[Scoring] = []

@@ -38,6 +38,8 @@ def test_vocabularies_must_be_the_same_as_far_as_the_models_goes(tmp_path: Path)
             check_vocabulary(model, _folder(tmp_path / name, vocabulary, [("<end>", 2)]))
     with pytest.raises(ModelError, match="'<more>'"):
         check_vocabulary(same, model)
+    with pytest.raises(ModelError, match=r"no tokenizer\.json"):
+        check_vocabulary(model, tmp_path)
 
 
 @pytest.mark.parametrize(

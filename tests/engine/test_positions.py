@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -81,6 +83,14 @@ def test_kept_tokens_are_turned_as_in_the_whole_prompt(runner: Runner) -> None:
     # Those that see all that came before them in the whole prompt, too.
     assert np.allclose(dense[:6], sparse[:6], atol=1e-5)
     assert not np.allclose(dense[-1], sparse[-1], atol=1e-3)
+
+
+def test_a_token_that_sees_kept_tokens_only_is_what_it_is_in_the_whole_prompt() -> None:
+    """One layer with a window: the last tokens see nothing that was left out."""
+    runner = Runner(Kind("gemma3_text", layers=1, more=GEMMA | {"sliding_window": 8}).native())
+    dense, sparse = _run(runner, 1, TOKENS, None), _run(runner, 2, [TOKENS[k] for k in KEPT], KEPT)
+    assert np.allclose(dense[-3:], sparse[-3:], atol=1e-4)
+    assert not np.allclose(dense[-4], sparse[-4], atol=1e-3)
 
 
 def test_pieces_of_a_sparse_prompt_are_the_whole(runner: Runner) -> None:
@@ -178,6 +188,37 @@ def test_a_wrapped_rotation_is_bit_equal_and_keeps_its_type(name: str, dtype: mx
     assert found.dtype == dtype
     assert mx.array_equal(found[:1], rope(rows[:1], offset=4))
     assert mx.array_equal(found[1:], rope(rows[1:], offset=11))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["llama4", "ministral3", "deepseek_v3", "glm4_moe_lite", "internlm2", "rwkv7", "qwen3_5"],
+)
+def test_kinds_that_nobody_has_looked_at_are_refused_by_name(kind: str) -> None:
+    module = importlib.import_module(f"mlx_lm.models.{kind}")
+    model = module.Model.__new__(module.Model)
+    with pytest.raises(ModelError, match="SpecPrefill does not work with models of the kind"):
+        rotate(model)
+
+
+def test_a_rotation_that_depends_on_the_length_is_refused() -> None:
+    model = tiny.build("llama", rope_scaling={"type": "dynamic", "factor": 2.0})
+    with pytest.raises(ModelError, match="DynamicNTK"):
+        rotate(model)
+
+
+def test_a_model_that_cannot_be_run_is_left_alone() -> None:
+    model = tiny.build("llama")
+    ropes = [layer.self_attn.rope for layer in model.layers]
+    model.model.norm = None
+    with pytest.raises(TypeError):
+        rotate(model)
+    assert [layer.self_attn.rope for layer in model.layers] == ropes
+
+
+def test_models_that_take_pictures_are_refused() -> None:
+    with pytest.raises(ModelError, match="pictures"):
+        rotate(SimpleNamespace(sees=True))
 
 
 @pytest.mark.parametrize("kind", ["mamba2", "jamba"])

@@ -26,7 +26,7 @@ from millrace.protocol.specprefill import SparsePrefill
 def prompts(draw: Any) -> tuple[Any, SparsePrefill, int, int, int]:
     length = draw(st.integers(1, 3000))
     sparse = SparsePrefill(
-        keep=draw(st.floats(0.01, 1.0)),
+        keep=draw(st.floats(1e-9, 1.0)),
         head=draw(st.integers(0, length)),
         tail=draw(st.none() | st.integers(0, length)),
     )
@@ -100,7 +100,14 @@ def test_scores_that_are_no_numbers_choose_something() -> None:
     [
         (SparsePrefill(0.3), 9000, 0, True),
         (SparsePrefill(0.3, least=8192), 8200, 0, False),  # the head is not counted
-        (SparsePrefill(0.3, least=8192), 8300, 0, True),
+        (SparsePrefill(0.3, least=8192), 8224, 0, False),
+        (SparsePrefill(0.3, least=8192), 8225, 0, True),
+        (SparsePrefill(0.3, head=500, least=8192), 8692, 0, False),
+        (SparsePrefill(0.3, head=500, least=8192), 8693, 0, True),
+        (SparsePrefill(0.3, least=8192), 9192, 1000, False),
+        (SparsePrefill(0.3, least=8192), 9193, 1000, True),
+        (SparsePrefill(1e-9), 600, 0, True),
+        (SparsePrefill(0.3, head=5000), 5010, 0, False),
         (SparsePrefill(0.3, least=8192), 9000, 1000, False),
         (SparsePrefill(0.3, head=4000, least=8192), 12_000, 0, False),
         (SparsePrefill(0.3, tail=3000, least=8192), 12_000, 0, False),  # nearly all must stay

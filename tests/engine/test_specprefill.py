@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,13 +11,19 @@ import pytest
 import tiny
 from engine.harness import Bench
 from mlx.utils import tree_map
+from mlx_lm.utils import load_model
 from native.native_models import VOCAB, Kind
 
 from millrace.cache.operations import Keep
+from millrace.config import EngineConfig
+from millrace.engine.chunkcost import ChunkCost
 from millrace.engine.memory import Budget
 from millrace.engine.specprefill.operations import DraftCache, ScoreChunk
 from millrace.engine.specprefill.selection import Kept
 from millrace.engine.turn import Chunk, Outcome, Seen, decoder
+from millrace.models.load import load
+from millrace.native.model import NativeModel
+from millrace.native.plan import plan
 from millrace.protocol import Abort, Choice, Sampling, Submit
 from millrace.protocol.prefixes import CacheQuery
 from millrace.protocol.specprefill import SparsePrefill
@@ -134,6 +141,10 @@ def test_the_same_prompt_twice_is_cut_alike_and_found(llamas: tuple[Any, Any]) -
     dense = Bench(model).run([_ask(9, other, None)])[9, 0]
     assert bench.run([_ask(3, other, None)])[3, 0] == dense
     assert bench.found[3].cached == exact
+    # Nor is anything else of it found by the same prompt, run whole, with what was said after it.
+    other = [*prompt, *one, 5, 6]
+    assert bench.run([_ask(4, other, None)])[4, 0] == Bench(model).run([_ask(4, other, None)])[4, 0]
+    assert bench.found[4].cached == exact + 40
     bench.cache.check()  # type: ignore[union-attr]
 
 
@@ -272,6 +283,16 @@ def test_a_prompt_that_the_draft_has_no_room_for(
         assert "specprefill false" in bench.failed[1].message
 
 
+@pytest.mark.parametrize(("least", "refused"), [(0, True), (100, False)])
+def test_tokens_that_the_draft_has_not(llamas: tuple[Any, Any], least: int, refused: bool) -> None:
+    model, draft = llamas
+    bench = Bench(model, draft=draft, draft_vocabulary=VOCAB - 1)
+    prompt = [*_prompt(900), VOCAB - 1, *_prompt(100)]
+    bench.run([_ask(1, prompt, SparsePrefill(0.1, least=least), count=2)])
+    assert (1 in bench.failed) is refused and ((1, 0) in bench.generated) is not refused
+    assert bench.run([_ask(2, _prompt(900)[:-1], SparsePrefill(0.1))])[2, 0]
+
+
 def test_running_rows_keep_their_pace_while_a_prompt_is_scored(llamas: tuple[Any, Any]) -> None:
     """No turn has both a chunk and the draft's work, and each of the two gets its turns."""
     model, draft = llamas
@@ -291,8 +312,47 @@ def test_running_rows_keep_their_pace_while_a_prompt_is_scored(llamas: tuple[Any
     assert Chunk in kinds[first:last], "the other prompt waited for the draft"
 
 
+def test_a_turn_has_one_part_of_the_drafts_work_however_little_it_takes(
+    llamas: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chunk beside a step that was quick for once seems to take no time at all."""
+    model, draft = llamas
+    asked = _ask(2, _prompt(1500), SparsePrefill(0.1), count=3)
+    alone = Bench(model, draft=draft)
+    alone.run([asked])
+    monkeypatch.setattr(ChunkCost, "of", lambda self, tokens: 0.0)
+    bench = Bench(model, draft=draft, prefill_chunk=64)
+    bench.put(_ask(1, _prompt(20), None, count=100), turns=4)
+    bench.put(asked, turns=3)
+    bench.run([_ask(3, _prompt(150, seed=8), None, count=2)])
+    for _, turn in bench.journal:
+        parts = [o for o in decoder.decode(turn).operations if isinstance(o, ScoreChunk)]
+        assert len(parts) <= 1
+    assert bench.selected[2].kept == alone.selected[2].kept
+    assert bench.generated[2, 0] == alone.generated[2, 0]
+
+
 def test_ranges_that_cannot_be_are_refused(llamas: tuple[Any, Any]) -> None:
     model, draft = llamas
     bench = Bench(model, draft=draft)
     bench.run([_ask(1, _prompt(900), SparsePrefill(0.5, kept=[(0, 5)]))])
     assert bench.failed[1].code == "invalid_request"
+
+
+def test_a_share_of_one_is_the_whole_prompt_for_the_default_model(default_model: Path) -> None:
+    model = load(EngineConfig(model=str(default_model), name="default")).model
+    other, _ = load_model(default_model)
+    draft = NativeModel(plan(_perturbed(other)), 2, other.args)
+    prompt = _prompt(600)
+    told = [(0, 40), (40, 72), (72, 600)]
+    bench = Bench(model, draft=draft, prefill_chunk=256, cache=1 << 28)
+    dense = bench.run([_ask(1, prompt, None, count=12)])[1, 0]
+    asked = [
+        _ask(2, prompt, SparsePrefill(1.0), count=12),
+        _ask(3, prompt, SparsePrefill(1.0, kept=told), count=12, cache_salt="apart"),
+    ]
+    found = bench.run(asked)
+    assert found[2, 0] == found[3, 0] == dense
+    sparse = _ask(4, prompt, SparsePrefill(0.3), count=12, cache_salt="apart from that")
+    assert len(bench.run([sparse])[4, 0]) == 12
+    assert 0 < Kept.of(bench.selected[4].kept, 600).dropped <= 64

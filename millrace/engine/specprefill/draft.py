@@ -42,10 +42,11 @@ class Draft:
         cached: int,
         every: int = 1024,
         recurring: bool = False,
+        vocabulary: int | None = None,
     ) -> None:
         """`caches` have been run on; `room` and `cached` are bytes for the prompt at hand and for the
-        draft's prefix cache, without which it keeps nothing. Raises ModelError where one of the two
-        models cannot do it."""
+        draft's prefix cache, without which it keeps nothing; `vocabulary` is how many tokens it has, where
+        that is fewer than the model. Raises ModelError where one of the two models cannot do it."""
         for one in (target, model):
             rotate(one)
         if all(windows_of(model)):
@@ -60,7 +61,7 @@ class Draft:
             cache = CacheUse(index, every, uncut=not self.runner.trimmable)
         cost = replace(self.runner.cost, chunk=chunk)
         window = max(windows_of(target))
-        facts = DraftFacts(cost, room, chunk, self.runner.shapes, window)
+        facts = DraftFacts(cost, room, chunk, self.runner.shapes, window, vocabulary)
         self.scorings = Scorings(facts, cache)
         self.scorer = Scorer(self.runner, store)
 
@@ -96,12 +97,19 @@ def draft_of(config: EngineConfig, draft: LoadedModel, model: LoadedModel, room:
         cached=cached,
         every=config.checkpoint_every,
         recurring=model.device != "cpu",
+        vocabulary=draft.vocab_size if draft.vocab_size < model.vocab_size else None,
     )
 
 
 def check_vocabulary(model: Path, draft: Path) -> None:
     """Raise ModelError unless every token of the model's is the same to the draft."""
     files = [folder / "tokenizer.json" for folder in (model, draft)]
+    for file in files:
+        if not file.is_file():
+            raise ModelError(
+                f"There is no tokenizer.json in {file.parent}: SpecPrefill cannot tell whether model and "
+                "draft have the same vocabulary."
+            )
     if files[0].read_bytes() == files[1].read_bytes():
         return
     ours, theirs = (_vocabulary(file) for file in files)

@@ -50,6 +50,8 @@ class DraftFacts:
     shapes: Shapes
     window: int = 0
     """How far back the sliding windows of the model look that the draft works for."""
+    vocabulary: int | None = None
+    """Token ids that it has, where the model may be given others."""
 
     def width(self, length: int) -> int:
         return capacity(length + AHEAD)
@@ -94,6 +96,8 @@ class Scorings:
         self._chunks = ChunkCost()
         self._steps = 0.0
         """What a step of the look ahead takes, as measured lately."""
+        self.expected: float | None = None
+        """Seconds that what was planned last should take, where that is known."""
 
     @property
     def busy(self) -> bool:
@@ -114,6 +118,12 @@ class Scorings:
 
     def problem(self, request: Submit) -> str | None:
         """Why a prompt cannot be scored."""
+        most = self._facts.vocabulary
+        if most is not None and (highest := max(request.prompt)) >= most:
+            return (
+                f"The draft of SpecPrefill has {most} tokens, and the prompt has one with the id "
+                f"{highest}. Send it with specprefill false."
+            )
         needed = self._facts.cost.row(self._facts.width(len(request.prompt)))
         if needed <= self._facts.room:
             return None
@@ -139,13 +149,12 @@ class Scorings:
 
     # What to do
 
-    def plan(self, out: Operations, now: float, spare: float | None) -> float | None:
+    def plan(self, out: Operations, now: float, spare: float | None) -> bool:
         """Go on with the prompt at hand, or begin another, for about `spare` seconds beside a step; None
-        where nobody waits for one. Returns the seconds that it should take, 0 for nothing to do, None
-        where that is not known."""
+        where nobody waits for one. Returns whether there was something to do."""
         self._tidy(out)
         if self._current is None and not self._begin(out, now):
-            return 0.0
+            return False
         current = self._current
         assert current is not None
         mine, wait = current.mine, spare is None
@@ -160,7 +169,8 @@ class Scorings:
             length = max(count, min(length, self._facts.width(mine.length) - mine.done))
             current.planned = count
             out.append(ScoreChunk(mine.number, count, length, wait=wait))
-            return self._chunks.of(count) if self._chunks.known else None
+            self.expected = self._chunks.of(count) if self._chunks.known else None
+            return True
         steps = AHEAD - current.ahead
         if spare is not None:
             steps = min(steps, max(1, int(spare / self._steps) if self._steps else 1))
@@ -169,7 +179,8 @@ class Scorings:
         if current.ahead + steps == AHEAD:
             known = current.job.known
             out.append(ChooseTokens(mine.number, known, self._facts.window))
-        return self._steps * steps or None
+        self.expected = self._steps * steps or None
+        return True
 
     def ran(
         self, results: list[ScoringResult], gap: float | None, out: Operations, now: float
