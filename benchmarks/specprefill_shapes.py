@@ -2,6 +2,7 @@
 with random weights in the shape of Qwen3-8B and a draft in that of Qwen3-0.6B.
 
 What random weights choose means nothing, and what it takes is the same. Each prompt has tokens of its own.
+No round begins after `--seconds`; medians are printed as a table for docs/specprefill.md.
 `python benchmarks/specprefill_shapes.py [--small] [--tokens 32000] [--keep 0.1 0.2 0.3] [--json FILE]`
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -124,11 +126,16 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32_000)
     parser.add_argument("--keep", type=float, nargs="*", default=[0.1, 0.2, 0.3])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=150.0)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
+    begin = time.perf_counter()
     prompts = Prompts(tiny=asked.small, tokens=asked.tokens)
+    print(f"ready after {time.perf_counter() - begin:.1f} s", flush=True)
     results: dict[str, list[dict[str, float]]] = {}
     for number in range(asked.rounds):
+        if number and time.perf_counter() - begin > asked.seconds:
+            break
         ways = [("dense", None), *((f"keep {k:g}", SparsePrefill(k)) for k in asked.keep)]
         for way, (name, sparse) in enumerate(ways):
             found = prompts.run(100 * number + way + 1, sparse)
@@ -137,6 +144,29 @@ def main() -> None:
             print(f"round {number + 1}, {name}: {said}", flush=True)
     if asked.json is not None:
         asked.json.write_text(json.dumps(results, indent=1))
+    print(table(results, asked.tokens), flush=True)
+
+
+def table(results: dict[str, list[dict[str, float]]], tokens: int) -> str:
+    """In Markdown. The first round compiles kernels: where there are more, it does not count."""
+
+    def median(name: str, key: str) -> float:
+        found = results[name]
+        return statistics.median(r.get(key, 0.0) for r in (found[1:] or found))
+
+    dense = median("dense", "seconds")
+    lines = [
+        "| | tokens run | scoring, s | first token, s | over dense |",
+        "|---|---|---|---|---|",
+        f"| dense | {tokens:,} | | {dense:.2f} | 1 |",
+    ]
+    for name in list(results)[1:]:
+        seconds = median(name, "seconds")
+        kept, scoring = int(median(name, "kept")) or tokens, median(name, "scoring")
+        lines.append(
+            f"| {name} | {kept:,} | {scoring:.2f} | {seconds:.2f} | {seconds / dense:.2f} |"
+        )
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
