@@ -119,10 +119,13 @@ class Opening:
             return Need(found.fixed, work, work)
         cache = _least_cache(config, found.least_kv)
         fixed = found.fixed + (config.adapter_memory or 0)
+        state = (config.kv_memory or found.least_kv) + cache
         if config.specprefill is not None:
             beside = footprint(Path(config.specprefill.draft), config.weights)
             fixed += beside.fixed - beside.process + (config.draft_memory or 0)
-        return Need(fixed, (config.kv_memory or found.least_kv) + cache)
+            if config.draft_memory is None:
+                state += -(-state // (DRAFT_PART - 1))
+        return Need(fixed, state)
 
     def told(self, spec: ModelSpec, state: int | None) -> EngineConfig:
         """The state that it may hold, divided between running requests and prefixes."""

@@ -7,10 +7,11 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from millrace.config import EngineConfig
-from millrace.errors import ModelError
+from millrace.config import EngineConfig, SpecPrefillConfig
+from millrace.errors import ModelError, SetupError
 from millrace.models import blas
 from millrace.models.footprint import MIB, device_budget, footprint, in_words
 from millrace.serving.catalogue import ModelSpec
@@ -99,6 +100,29 @@ def test_an_engine_is_told_its_share(tmp_path: Path) -> None:
     assert told(0, kv_memory=64 * MIB, cache_memory=32 * MIB) == (64 * MIB, 32 * MIB)
     kv, cache = told(0)
     assert kv and cache and kv >= cache
+
+
+def test_a_draft_is_counted_with_its_model(tmp_path: Path) -> None:
+    opening = Opening(Workplace(), Metrics(), idle=1.0, max_queue=1)
+    for name, size in (("model", 1000), ("draft", 600)):
+        (tmp_path / name).mkdir()
+        _folder(tmp_path / name, {"a": ("F32", [size, 1024])})
+    config = EngineConfig(model=str(tmp_path / "model"), name="m")
+    draft = SpecPrefillConfig(draft=str(tmp_path / "draft"))
+    alone, both = (
+        opening.need(ModelSpec(engine=msgspec.structs.replace(config, specprefill=sparse)))
+        for sparse in (None, draft)
+    )
+    assert both.fixed - alone.fixed >= 600 * 4096
+    for more in ({}, {"kv_memory": 64 * MIB, "cache_memory": 32 * MIB}, {"cache": False}):
+        given = msgspec.structs.replace(config, specprefill=draft, **more)
+        least = opening.need(ModelSpec(engine=given)).least
+        found = opening.told(ModelSpec(engine=given), least)
+        assert found.draft_memory and found.kv_memory
+        assert found.draft_memory + found.kv_memory + (found.cache_memory or 0) <= least
+    encoder = msgspec.structs.replace(config, specprefill=draft, task="embed")
+    with pytest.raises(SetupError, match="models that make text"):
+        opening.need(ModelSpec(engine=encoder))
 
 
 def test_the_device_has_a_budget() -> None:
