@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Literal
@@ -240,6 +241,9 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The same for tokens, prompt and answer together."""
     cors_origins: tuple[str, ...] = ()
     """The web sites whose pages may talk to this server; `*` is all of them."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names beside this machine's own under which the server may be asked; `*.` before one stands for all
+    below it, and `*` alone for every name."""
     cache_isolation: Isolation = "none"
     """Whether holders of different keys share cached state."""
     remote_media: bool = True
@@ -276,6 +280,12 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
         _positive("--max-pictures", self.max_pictures)
         if self.memory is not None:
             _positive("--memory", self.memory)
+        for name in self.allowed_hosts:
+            if name != "*" and not re.fullmatch(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", name):
+                raise SetupError(
+                    f"--allowed-host {name} is no name; write it like llm.example.org, without scheme "
+                    "and port."
+                )
         if self.cache_isolation == "key" and not self.api_keys:
             raise SetupError("--cache-isolation key needs API keys to tell callers apart.")
         if self.cache_isolation == "key" and self.warm is not None:

@@ -1,4 +1,4 @@
-"""What stands before every route: keys, rate limits, and which web pages may ask at all.
+"""What stands before every route: keys, rate limits, which web pages may ask at all, and under which names.
 
 Plain ASGI: a response passes through as it is made, and a disconnect is heard by the route itself.
 """
@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from millrace.api import errors
 from millrace.api.callers import is_limited, is_open
 from millrace.api.context import Context
+from millrace.api.hosts import HostMiddleware, names_of
 from millrace.api.openapi.routing import flat
 from millrace.api.origins import OriginMiddleware
 from millrace.errors import MillraceError, RateLimited, Unauthorized
@@ -39,7 +40,7 @@ _EXPOSED_HEADERS = (
 
 
 def install(app: FastAPI, context: Context) -> None:
-    """From the inside out: limits, keys, and pages' origins, so that preflights need no key.
+    """From the inside out: limits, keys, pages' origins, names; so that preflights need no key.
 
     What a foreign page asks for is refused whatever key its browser may send along.
     """
@@ -58,6 +59,8 @@ def install(app: FastAPI, context: Context) -> None:
             expose_headers=_EXPOSED_HEADERS,
             max_age=86400,
         )
+    if (names := names_of(config)) is not None:
+        app.add_middleware(HostMiddleware, names=names)
 
 
 class KeyMiddleware:

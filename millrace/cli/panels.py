@@ -17,7 +17,8 @@ OTHERS = "Others"
 PANELS = {
     "Models": "config_ name alias only on_demand model_dir memory pin ttl max_waiting weights context "
     "trust_remote_code tool_format reasoning_format",
-    "Where it listens": "host port max_body keep_alive reader_timeout drain_timeout cors_origin",
+    "Where it listens": "host port max_body keep_alive reader_timeout drain_timeout cors_origin "
+    "allowed_host",
     "Who may ask, and how much": "api_key api_key_file rate_requests rate_tokens max_queue",
     "How it answers where a request says nothing": "temperature top_p top_k min_p repetition_penalty "
     "presence_penalty frequency_penalty max_tokens",

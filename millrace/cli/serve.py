@@ -8,6 +8,7 @@ from typing import Annotated, get_args
 
 import typer
 
+from millrace.cli import access_options as access
 from millrace.cli import rank_options
 from millrace.cli import sampling_options as sampling
 from millrace.cli import specprefill as specprefill_options
@@ -98,28 +99,12 @@ def serve(
             help="Memory for adapters, like 512M; a tenth of what there is for state if not given."
         ),
     ] = None,
-    api_key: Annotated[
-        list[str] | None,
-        typer.Option(
-            envvar="MILLRACE_API_KEY",
-            help="A key that requests must bring; may be repeated. Without any, all are let in.",
-        ),
-    ] = None,
-    api_key_file: Annotated[
-        str | None,
-        typer.Option(help="A file of such keys, one a line: KEY or NAME:KEY, # for comments."),
-    ] = None,
-    rate_requests: Annotated[
-        int | None,
-        typer.Option(help="Requests per minute for each key, or each address without keys."),
-    ] = None,
-    rate_tokens: Annotated[
-        int | None, typer.Option(help="Tokens per minute, prompt and answer, in the same way.")
-    ] = None,
-    cors_origin: Annotated[
-        list[str] | None,
-        typer.Option(help="A web site whose pages may use this server, or *; may be repeated."),
-    ] = None,
+    api_key: access.ApiKeys = None,
+    api_key_file: access.ApiKeyFile = None,
+    rate_requests: access.RateRequests = None,
+    rate_tokens: access.RateTokens = None,
+    cors_origin: access.CorsOrigins = None,
+    allowed_host: access.AllowedHosts = None,
     context: Annotated[
         int | None, typer.Option(help="Context window in tokens; the model's own if left out.")
     ] = None,
@@ -359,6 +344,7 @@ def serve(
         rate_requests=rate_requests,
         rate_tokens=rate_tokens,
         cors_origins=tuple(cors_origin or ()),
+        allowed_hosts=tuple(allowed_host or ()),
         cache_isolation=one_of("--cache-isolation", cache_isolation, get_args(Isolation)),
         remote_media=remote_media,
         media_folders=models_served.media_folders(allow_local_media or []),

@@ -99,12 +99,15 @@ def _checked(name: str, secret: str, source: str) -> ApiKey:
 
 def is_exposed(address: str, keys: Sequence[ApiKey]) -> bool:
     """Whether others than this machine's users can reach the server, and need no key for it."""
-    if keys or address == "localhost":
-        return False
+    return not keys and not is_loopback(address)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine's users reach what listens there."""
     try:
-        return not ipaddress.ip_address(address.partition("%")[0]).is_loopback
+        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
     except ValueError:
-        return True  # a name, whose address may be anybody's
+        return address == "localhost"  # another name's address may be anybody's
 
 
 def _caller(key: ApiKey) -> Caller:

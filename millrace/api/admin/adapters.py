@@ -6,7 +6,6 @@ or any where nobody but this machine's users can ask.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -21,8 +20,9 @@ from millrace.api.body import convert, read_object
 from millrace.api.context import context_of
 from millrace.api.leases import leased
 from millrace.api.openapi.describe import describe
-from millrace.config import MOST_NAME, ServeConfig
+from millrace.config import MOST_NAME
 from millrace.errors import AdapterError, BadRequest, ModelNotFound, NotAllowed, NotFound
+from millrace.serving.keys import is_loopback
 from millrace.serving.model import ServedModel
 from millrace.serving.registry import Registry
 
@@ -62,7 +62,7 @@ async def load(http: HttpRequest) -> Response:
     if not wire.lora_name.isprintable() or not wire.lora_name.strip():
         raise BadRequest("lora_name must have printable characters only.", param="lora_name")
     config = context_of(http).config
-    folder = allowed(wire.lora_path, config.adapter_folders, local=_is_local(config))
+    folder = allowed(wire.lora_path, config.adapter_folders, local=is_loopback(config.host))
     model = await _base(http, wire)
     await model.client.settled()
     await model.client.adapters.load(wire.lora_name, str(folder), in_place=wire.load_inplace)
@@ -126,11 +126,3 @@ def allowed(path: str, folders: Sequence[str], *, local: bool) -> Path:
     except (OSError, RuntimeError, ValueError) as error:
         raise BadRequest("lora_path is no path.", param="lora_path") from error
     raise NotAllowed(f"'{path}' is no adapter in the folders of --lora-dir.", param="lora_path")
-
-
-def _is_local(config: ServeConfig) -> bool:
-    """Whether only this machine's users can reach the server."""
-    try:
-        return ipaddress.ip_address(config.host.partition("%")[0]).is_loopback
-    except ValueError:
-        return config.host == "localhost"
