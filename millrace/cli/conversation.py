@@ -19,7 +19,8 @@ HELP = """\
 /max N          most tokens in an answer       /tokens        tokens used so far
 /model [NAME]   show or choose the model       /image FILE    a picture for the next question
 /quit           leave (or Ctrl-D)
-Ctrl-C stops an answer and keeps its text. A line that ends with \\ goes on in the next one.
+Ctrl-C stops an answer and keeps its text. A line that ends with \\ goes on in the next one; what is pasted
+is one message, whatever its lines.
 /system, /temp, /top_p and /max alone go back to the server's own."""
 
 _NUMBERS: dict[str, tuple[str, type[int] | type[float], float, float]] = {

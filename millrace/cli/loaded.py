@@ -7,16 +7,13 @@ from urllib.parse import quote
 
 import typer
 
-from millrace.cli.chat import DEFAULT_URL
+from millrace.cli.remote import DEFAULT_URL, URL_VARIABLE, Key, whole_address
 from millrace.errors import EngineUnavailable, MillraceError, RequestFailed
 
 if TYPE_CHECKING:
     import httpx
 
-Url = Annotated[str, typer.Option(envvar="MILLRACE_URL", help="The server.")]
-Key = Annotated[
-    str | None, typer.Option(envvar="MILLRACE_API_KEY", help="Its API key, if it wants one.")
-]
+Url = Annotated[str, typer.Option(envvar=URL_VARIABLE, help="The server.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs to read.")]
 
 
@@ -96,9 +93,10 @@ def _ask(url: str, key: str | None, method: str, path: str) -> dict[str, Any]:
 
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
-        answer = httpx.request(method, f"{url.rstrip('/')}{path}", headers=headers, timeout=600)
+        answer = httpx.request(method, f"{whole_address(url)}{path}", headers=headers, timeout=600)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise EngineUnavailable(f"No server answers at {url}: {error}.") from None
+        why = str(error).rstrip(".")
+        raise EngineUnavailable(f"No server answers at {url}: {why}.") from None
     if answer.status_code != 200:
         raise _refusal(answer)
     body: dict[str, Any] = answer.json()

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
-import json
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
+from cli.fake_server import Fake, chunk, playing
 from rich.console import Console
 
-from millrace.cli import chat
+from millrace.cli import chat, remote
 from millrace.cli.conversation import HELP, Event, ReplyUsage, SavedConversation, figures, printable
 from millrace.errors import EngineUnavailable, RequestFailed, SetupError
 
@@ -118,77 +114,10 @@ def test_figures() -> None:
     assert "tokens/s" not in figures(ReplyUsage(), wait=0.5, run=2.0, finish="stopped")
 
 
-def chunk(finish: str | None = None, **delta: str) -> dict[str, Any]:
-    return {"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
-
-
-GOOD: list[Any] = [
-    ": keep-alive",
-    chunk(role="assistant", content=""),
-    chunk(reasoning_content="hmm"),
-    chunk(content="Bon"),
-    chunk(content="jour é"),
-    chunk(finish="stop"),
-    {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}},
-]
-
-
-class Fake(ThreadingHTTPServer):
-    """An OpenAI-compatible server that plays a list of events and remembers what it was asked."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server_port}"
-        self.script: list[Any] = GOOD
-        self.refusal: tuple[int, bytes] | None = None
-        self.asked: list[dict[str, Any]] = []
-        self.keys: list[str | None] = []
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Fake
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        body = {"/health": {"status": "ready"}, "/v1/models": {"data": [{"id": "fake"}]}}
-        self._send(200, json.dumps(body[self.path]).encode())
-
-    def do_POST(self) -> None:
-        self.server.keys.append(self.headers.get("authorization"))
-        self.server.asked.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
-        if self.server.refusal:
-            self._send(*self.server.refusal)
-            return
-        self.send_response(200)
-        self.end_headers()
-        with contextlib.suppress(ConnectionError):
-            for event in [*self.server.script, "data: [DONE]"]:
-                text = event if isinstance(event, str) else f"data: {json.dumps(event)}"
-                whole = (text + "\n\n").encode()
-                for cut in (whole[:9], whole[9:]):
-                    self.wfile.write(cut)
-                    self.wfile.flush()
-
-    def _send(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-
 @pytest.fixture
 def fake() -> Iterator[Fake]:
-    server = Fake()
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with playing() as server:
+        yield server
 
 
 Talk = Callable[..., tuple[str, SavedConversation]]
@@ -209,7 +138,7 @@ def talk(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> Talk:
 
         monkeypatch.setattr("builtins.input", read)
         shown = Console(file=io.StringIO(), width=200)
-        terminal = chat.Terminal(chat.Server(fake.url, model="fake"), SavedConversation(), shown)
+        terminal = chat.Terminal(remote.Server(fake.url, model="fake"), SavedConversation(), shown)
         terminal.interactive = tty
         terminal.run()
         return shown.file.getvalue(), terminal.conversation  # type: ignore[attr-defined]
@@ -239,7 +168,7 @@ def test_ctrl_c_keeps_the_partial_answer(talk: Talk, monkeypatch: pytest.MonkeyP
         yield msgspec.convert(chunk(content="half"), Event)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(chat.Server, "stream", stream)
+    monkeypatch.setattr(remote.Server, "stream", stream)
     shown, conversation = talk("Hello", KeyboardInterrupt)
     assert turns(conversation) == [("user", "Hello"), ("assistant", "half")]
     assert "stopped" in shown and "Ctrl-D leaves" in shown
@@ -278,20 +207,24 @@ def test_an_event_that_is_no_json(fake: Fake, talk: Talk) -> None:
 
 
 def test_model_command(talk: Talk, fake: Fake) -> None:
-    shown, _ = talk("/model other", "Hello")
-    assert "other (served: fake)" in shown
-    assert fake.asked[0]["model"] == "other"
+    shown, _ = talk("/model other", "/model fake", "Hello")
+    assert "error: " in shown and "has no model 'other'. Models served: fake" in shown
+    assert "fake (served: fake)" in shown
+    assert fake.asked[0]["model"] == "fake"
 
 
 def test_nobody_answers() -> None:
     with pytest.raises(EngineUnavailable, match="millrace serve"):
-        chat.Server("http://127.0.0.1:9").models()
-    assert chat.Server("http://127.0.0.1:9").health() is None
+        remote.Server("http://127.0.0.1:9").models()
+    assert remote.Server("http://127.0.0.1:9").health() is None
 
 
 def test_our_own_server_that_fails_tells_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("millrace.models.resolve.resolve", lambda *_, **__: None)
-    with pytest.raises(SetupError, match="no model 'not-a-model'"), chat._own_server("not-a-model"):
+    with (
+        pytest.raises(SetupError, match="no model 'not-a-model'"),
+        remote.own_server("not-a-model"),
+    ):
         pytest.fail("it cannot have started")
 
 
