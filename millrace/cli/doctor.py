@@ -286,10 +286,19 @@ def _table(report: Report) -> Table:
     return table
 
 
-def rows(report: Report) -> list[tuple[str, str]]:
-    """The report as lines of label and value."""
+def _fitting(budget: int) -> str:
+    """The largest models that make text, and how to get the first."""
     from millrace.models.suggestions import fitting
 
+    found = [s for s in fitting(budget) if "embeddings" not in s.uses][:4]
+    if not found:
+        return "tiny ones"
+    names = ", ".join(f"{s.name} ({s.bytes / 1e9:.1f} GB)" for s in found)
+    return f"{names}; to have the first: millrace serve {found[0].source}"
+
+
+def rows(report: Report) -> list[tuple[str, str]]:
+    """The report as lines of label and value."""
     lines = [("platform", report.platform), ("MLX back-end", report.backend)]
     lines += list(report.versions.items())
     if (probe := report.probe) is not None:
@@ -298,10 +307,7 @@ def rows(report: Report) -> list[tuple[str, str]]:
         lines += [
             ("device", f"{device.kind}: {device.name}"),
             ("memory", memory),
-            (
-                "models that fit",
-                ", ".join(s.name for s in fitting(device.budget)[:4]) or "tiny ones",
-            ),
+            ("models that fit", _fitting(device.budget)),
             ("BLAS", " ".join(filter(None, (blas.kind, blas.detail and f"({blas.detail})")))),
             ("BLAS library", blas.path or "none"),
             ("weights (auto)", _WEIGHTS["packed" if probe.kernels else probe.weights]),

@@ -12,6 +12,7 @@ import typer
 
 _NAME = "A name from 'millrace list', a folder, a GGUF file, or a Hugging Face id (org/name)."
 
+_NOT_SERVED = " (not supported: there is no such model class here, and it cannot be served)"
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs to read.")]
 
 
@@ -82,18 +83,21 @@ def show(
     from millrace.models import store
     from millrace.models.encoders import encoder_of
     from millrace.models.resolve import resolve
+    from millrace.models.supported import is_supported
     from millrace.serving.pictures import takes_in
 
     table = profile_of(name)
     profile = table.said if table else {}
     found = resolve(name if table is None else table.model, download=False)
     about = store.describe(found.path)
-    tools, reasoning = _formats(found.path)
+    tools, reasoning = formats_of(found.path)
     takes = takes_in(found.path)
+    supported = is_supported(found.path)
     if as_json:
         fields = {
             "name": name if table else found.name,
             "source": found.source,
+            "supported": supported,
             "profile": profile,
             "tool_format": tools,
             "reasoning_format": reasoning,
@@ -110,7 +114,7 @@ def show(
     rows = {
         "name": name if table else found.name,
         "from": found.source,
-        "architecture": about.architecture,
+        "architecture": about.architecture + _NOT_SERVED * (supported is False),
         "parameters": f"{about.parameters:,}",
         "weights": f"{about.quantization}, {about.dtype}" if about.quantization else about.dtype,
         "context": "unknown" if about.context is None else f"{about.context:,} tokens",
@@ -134,7 +138,7 @@ def show(
     Console().print(out, markup=False)
 
 
-def _formats(folder: Path) -> tuple[str, str | None]:
+def formats_of(folder: Path) -> tuple[str, str | None]:
     """How the model is taken to write tool calls and thoughts."""
     from millrace.text.dialect import Dialect
     from millrace.text.tokenizer import Tokenizer

@@ -122,14 +122,20 @@ def test_its_scripts_make_no_markup_and_run_no_text() -> None:
         assert len(text.splitlines()) <= 400, name
 
 
-def test_the_library_tells_the_room_and_what_would_fit(app: Any) -> None:
+def test_the_library_tells_the_room_and_what_would_fit(
+    app: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suggestions, "mlx_backend", lambda: "metal")
     told = _get(app, "/v1/library", authorization="Bearer sk-page").json()
     assert (told["limit_bytes"], told["reserved_bytes"], told["models"]) == (16 * 10**9, 0, [])
     fits = {s["name"]: s["fits"] for s in told["suggested"]}
     assert fits["Qwen3.5-9B"] and not fits["gpt-oss-120b"]
 
 
-def test_the_largest_that_fits_is_suggested_first() -> None:
+def test_the_largest_that_fits_is_suggested_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suggestions, "mlx_backend", lambda: "cpu")
+    assert suggestions.fitting(16 * 10**9)[0].name == "LFM2.5-2.6B"
+    monkeypatch.setattr(suggestions, "mlx_backend", lambda: "metal")
     found = suggestions.fitting(16 * 10**9)
     assert found[0].name == "gpt-oss-20b"
     assert [s.bytes for s in found] == sorted((s.bytes for s in found), reverse=True)

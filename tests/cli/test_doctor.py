@@ -114,6 +114,14 @@ def test_the_command_when_all_is_well(monkeypatch: pytest.MonkeyPatch, tmp_path:
         assert words in result.output
 
 
+def test_models_that_fit_are_named_with_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millrace.models.suggestions.mlx_backend", lambda: "metal")
+    told = doctor._fitting(12 * 10**9)
+    assert told.startswith("Qwen3.5-9B (6.0 GB), ")
+    assert told.endswith("millrace serve mlx-community/Qwen3.5-9B-MLX-4bit")
+    assert doctor._fitting(0) == "tiny ones"
+
+
 def test_the_command_as_json_with_a_problem(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -48,6 +48,20 @@ def test_a_model_comes_is_shown_and_goes(app: typer.Typer, tmp_path: Path) -> No
     assert json.loads(run(app, "list", "--json")) == []
 
 
+def test_an_architecture_that_cannot_be_served_is_shown_as_such(
+    app: typer.Typer, tmp_path: Path
+) -> None:
+    run(app, "pull", str(write_gguf(tmp_path / "tiny.gguf").path))
+    (listed,) = json.loads(run(app, "list", "--json"))
+    config = Path(listed["path"]) / "config.json"
+    settings = json.loads(config.read_text())
+    known = {"llama": True, "mistral": True, "frobnicator": False, "../llama": False}
+    for kind, supported in known.items():
+        config.write_text(json.dumps(settings | {"model_type": kind}))
+        assert json.loads(run(app, "show", "tiny", "--json"))["supported"] is supported
+        assert ("not supported" in run(app, "show", "tiny")) is not supported
+
+
 def test_rm_asks_unless_told_not_to(app: typer.Typer, tmp_path: Path) -> None:
     run(app, "pull", str(write_gguf(tmp_path / "tiny.gguf").path))
     refused = CliRunner().invoke(app, ["rm", "tiny"], input="n\n")

@@ -1,0 +1,51 @@
+"""Whether there is a model class for what lies in a folder, told without importing MLX.
+
+The classes are mlx-lm's, those of vision models mlx-vlm's, and those of encoders our own.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+from pathlib import Path
+
+from millrace.models.encoders import encoder_of
+from millrace.models.files import read_json
+from millrace.models.vision.families import sees
+
+_REMAPPING = "MODEL_REMAPPING"
+"""What mlx-lm calls its table of architectures that are others under a new name."""
+
+
+def is_supported(folder: Path) -> bool | None:
+    """None where mlx-lm is not installed, so that nobody knows."""
+    config = read_json(folder / "config.json")
+    if "model_file" in config or sees(config) or encoder_of(folder, name=folder.name) is not None:
+        return True
+    package = _package()
+    if package is None:
+        return None
+    kind = str(config.get("model_type", ""))
+    name = _remapped(package).get(kind, kind)
+    return name.isidentifier() and (package / "models" / f"{name}.py").is_file()
+
+
+def _package() -> Path | None:
+    found = importlib.util.find_spec("mlx_lm")
+    places = list(found.submodule_search_locations or ()) if found else []
+    return Path(places[0]) if places else None
+
+
+@functools.cache
+def _remapped(package: Path) -> dict[str, str]:
+    try:
+        tree = ast.parse((package / "utils.py").read_text("utf-8"))
+    except (OSError, ValueError, SyntaxError):
+        return {}
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and any(
+            isinstance(target, ast.Name) and target.id == _REMAPPING for target in node.targets
+        ):
+            return dict(ast.literal_eval(node.value))
+    return {}
