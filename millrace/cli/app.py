@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from millrace.cli import backend, bench, chat, doctor, embed, loaded, models, serve, worker
+from millrace.cli import backend, bench, chat, doctor, embed, launch, loaded, models, serve, worker
 from millrace.errors import MillraceError
 
 app = typer.Typer(
@@ -30,7 +30,7 @@ def _root(
         raise typer.Exit
 
 
-for _module in (serve, worker, backend, chat, embed, models, loaded, doctor, bench):
+for _module in (serve, worker, backend, chat, launch, embed, models, loaded, doctor, bench):
     _module.register(app)
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from installing import program
 
 MODEL = "scripted"
 WINDOW = 65536
+NOWHERE = "http://127.0.0.1:9"
 _PATIENCE = 120.0
 
 
@@ -45,10 +47,28 @@ class Agent:
         self.home.mkdir(parents=True, exist_ok=True)
         self.work.mkdir(parents=True, exist_ok=True)
         self.configure()
+        return self._done(self.command(prompt, follow_up), self.environment())
+
+    def launched(self, prompt: str) -> Answer:
+        """The same by `millrace launch`, in a home whose own settings lead elsewhere."""
+        (programs := self.home / "programs").mkdir(parents=True, exist_ok=True)
+        self.work.mkdir(parents=True, exist_ok=True)
+        (programs / self.name).unlink(missing_ok=True)
+        (programs / self.name).symlink_to(self.program())
+        command = [sys.executable, "-m", "millrace", "launch", self.name, "--url", self.url]
+        environment = {
+            "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": os.getcwd(),
+            "ANTHROPIC_API_KEY": "a key for elsewhere",
+            "MILLRACE_HOME": str(self.home / "millrace"),
+        }
+        return self._done([*command, "--", *self.unattended(prompt)], environment)
+
+    def _done(self, command: list[str], environment: dict[str, str]) -> Answer:
         done = subprocess.run(
-            self.command(prompt, follow_up),
+            command,
             cwd=self.work,
-            env={"PATH": os.environ["PATH"], "HOME": str(self.home), **self.environment()},
+            env={"PATH": os.environ["PATH"], "HOME": str(self.home), **environment},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -59,8 +79,19 @@ class Agent:
     def command(self, prompt: str, follow_up: bool) -> list[str]:
         raise NotImplementedError
 
+    def program(self) -> Path:
+        raise NotImplementedError
+
+    def unattended(self, prompt: str) -> list[str]:
+        """The arguments of a run in which nobody is asked, without any configuration."""
+        raise NotImplementedError
+
     def configure(self) -> None:
         """Write the configuration file, where the agent has one."""
+
+    def stray(self) -> Path:
+        """Write settings of a user's own that lead elsewhere; the file."""
+        raise NotImplementedError
 
     def environment(self) -> dict[str, str]:
         return {}
@@ -80,9 +111,19 @@ class ClaudeCode(Agent):
 
     def command(self, prompt: str, follow_up: bool) -> list[str]:
         more = ["--continue"] if follow_up else []
-        tools = ["--allowedTools", "Bash,Read,Write"]
-        claude = str(program("@anthropic-ai/claude-code-*/claude"))
-        return [claude, "-p", prompt, *more, *tools]
+        return [str(self.program()), *self.unattended(prompt), *more]
+
+    def program(self) -> Path:
+        return program("@anthropic-ai/claude-code-*/claude")
+
+    def unattended(self, prompt: str) -> list[str]:
+        return ["-p", prompt, "--allowedTools", "Bash,Read,Write"]
+
+    def stray(self) -> Path:
+        file = self.home / ".claude" / "settings.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps({"model": "elsewhere", "env": {"ANTHROPIC_BASE_URL": NOWHERE}}))
+        return file
 
     def environment(self) -> dict[str, str]:
         return {
@@ -113,7 +154,20 @@ class Codex(Agent):
 
     def command(self, prompt: str, follow_up: bool) -> list[str]:
         more = ["resume", "--last"] if follow_up else []
-        return [str(program(".bin/codex")), "exec", "--skip-git-repo-check", *more, prompt]
+        return [str(self.program()), "exec", "--skip-git-repo-check", *more, prompt]
+
+    def program(self) -> Path:
+        return program(".bin/codex")
+
+    def unattended(self, prompt: str) -> list[str]:
+        return ["exec", "--skip-git-repo-check", "--sandbox", "danger-full-access", prompt]
+
+    def stray(self) -> Path:
+        file = self.home / ".codex" / "config.toml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        provider = f'[model_providers.elsewhere]\nname = "elsewhere"\nbase_url = "{NOWHERE}/v1"\n'
+        file.write_text(f'model = "elsewhere"\nmodel_provider = "elsewhere"\n\n{provider}')
+        return file
 
     def configure(self) -> None:
         folder = self.home / ".codex"
@@ -150,8 +204,23 @@ class OpenCode(Agent):
 
     def command(self, prompt: str, follow_up: bool) -> list[str]:
         more = ["--continue"] if follow_up else []
-        opencode = program(f"opencode-{platform.system().lower()}-*/bin/opencode")
-        return [str(opencode), "run", "--auto", *more, prompt]
+        return [str(self.program()), "run", "--auto", *more, prompt]
+
+    def program(self) -> Path:
+        return program(f"opencode-{platform.system().lower()}-*/bin/opencode")
+
+    def unattended(self, prompt: str) -> list[str]:
+        return ["run", "--auto", prompt]
+
+    def stray(self) -> Path:
+        file = self.work / "opencode.json"
+        options = {"baseURL": f"{NOWHERE}/v1"}
+        provider = {"npm": "@ai-sdk/openai-compatible", "options": options, "models": {"m": {}}}
+        # OpenCode writes this line into a file that has none, whoever starts it.
+        config = {"$schema": "https://opencode.ai/config.json", "model": "elsewhere/m"}
+        config |= {"provider": {"elsewhere": provider}}
+        file.write_text(json.dumps(config))
+        return file
 
     def configure(self) -> None:
         model = {"name": MODEL, "limit": {"context": WINDOW, "output": 4096}}

@@ -38,11 +38,14 @@ class Stage:
         self._servers: dict[Style, Server] = {}
         self._recorders: list[Recorder] = []
 
-    def set(self, kind: type[Agent], style: Style = "hermes") -> tuple[Agent, Recorder]:
+    def set(
+        self, kind: type[Agent], style: Style = "hermes", place: str = ""
+    ) -> tuple[Agent, Recorder]:
+        """`place` is one of its own; what an agent did elsewhere, it does not find there."""
         recorder = Recorder(self.server(style).url)
         self._recorders.append(recorder)
-        place = self._folder / style / kind.name
-        return kind(recorder.url, place / "home", place / "work"), recorder
+        folder = self._folder / (place or style) / kind.name
+        return kind(recorder.url, folder / "home", folder / "work"), recorder
 
     def server(self, style: Style) -> Server:
         if style not in self._servers:
@@ -158,6 +161,22 @@ def test_a_new_session_shares_the_beginning(
         _ran(agent, recorder, prompt)
     last = recorder.generations()[-1].tokens
     assert last.cached > 0.75 * last.prompt, last
+
+
+def test_launch_points_it_here_whatever_its_own_settings_say(
+    stage: Stage, kind: type[Agent]
+) -> None:
+    agent, recorder = stage.set(kind, place="launched")
+    agent.work.mkdir(parents=True)
+    settings = agent.stray()
+    before = settings.read_bytes()
+    answer = agent.launched(f"use {kind.name} shell")
+    assert recorder.troubles == []
+    assert answer.code == 0, answer.log
+    assert answer.text.endswith("The command printed COPPER-42.")
+    assert (agent.work / "proof.txt").read_text() == "COPPER-42\n"
+    assert {e.body["model"] for e in recorder.generations()} == {MODEL}
+    assert settings.read_bytes() == before
 
 
 @pytest.fixture(scope="session")
