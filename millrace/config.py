@@ -15,6 +15,7 @@ from millrace.errors import SetupError
 Weights = Literal["auto", "keep", "bf16", "f32"]
 LogFormat = Literal["text", "json"]
 SmgEngine = Literal["vllm", "mlx", "both"]
+MetricsNames = Literal["millrace", "vllm", "both"]
 Isolation = Literal["none", "key"]
 Task = Literal["auto", "generate", "embed", "rerank"]
 """What a model is for; `auto` is what its folder says."""
@@ -258,6 +259,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The address at which gateways find a worker; None serves none."""
     smg_engine: SmgEngine = "vllm"
     """Whose protocol the worker speaks."""
+    metrics_names: MetricsNames = "millrace"
+    """Whose names the series of /metrics have."""
     defaults: dict[str, float] = {}
     """What requests get that say nothing, by the names of their fields; the model's own otherwise."""
 

@@ -40,10 +40,18 @@ def fields_of(record: logging.LogRecord) -> dict[str, Any]:
     return line
 
 
+def _one_line(value: object) -> str:
+    """Words of a caller's own cannot look like further lines of the log."""
+    text = str(value)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 class _Text(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields = getattr(record, "fields", {})
-        tail = "".join(f" {k}={v}" for k, v in fields.items() if v is not None)
+        tail = "".join(f" {k}={_one_line(v)}" for k, v in fields.items() if v is not None)
         line = f"{_stamp(record)} {record.levelname.lower()} {record.getMessage()}{tail}"
         return line + (f"\n{self.formatException(record.exc_info)}" if record.exc_info else "")
 

@@ -20,7 +20,7 @@ _PATH = re.compile(r" - at `\$\.?(.*)`$")
 
 
 async def read_object(request: Request, limit: int) -> dict[str, Any]:
-    """The JSON object in the body."""
+    """The JSON object in the body. The model that it asks for is noted for the log."""
     body = await _read(request, limit)
     try:
         if len(body) < LARGE:
@@ -33,6 +33,7 @@ async def read_object(request: Request, limit: int) -> dict[str, Any]:
         raise BadRequest("The body is nested too deeply.") from error
     if not isinstance(value, dict):
         raise BadRequest("The body must be a JSON object.")
+    request.state.asked_model = value.get("model")
     return value
 
 

@@ -97,7 +97,9 @@ def shape_of(path: str) -> Shape:
 
 def _log_refusal(request: Request, error: MillraceError) -> None:
     """Why somebody was turned away, for whoever looks for their request in the log."""
+    model = getattr(request.state, "asked_model", None)
     fields = {
+        "model": model[:_LONGEST] if isinstance(model, str) else None,
         "id": request.headers.get("x-request-id"),
         "method": request.method,
         "path": request.url.path[:_LONGEST],

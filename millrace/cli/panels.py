@@ -32,7 +32,7 @@ PANELS = {
     "Stored responses": "store store_days",
     "Several machines": "ranks hostfile parallel distributed_backend",
     "Behind a gateway": "smg smg_engine",
-    "Log": "log_level log_format",
+    "Log and figures": "log_level log_format metrics_names",
 }
 
 

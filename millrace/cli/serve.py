@@ -12,9 +12,10 @@ from millrace.cli import access_options as access
 from millrace.cli import rank_options
 from millrace.cli import sampling_options as sampling
 from millrace.cli import specprefill as specprefill_options
+from millrace.cli import telling_options as telling
 from millrace.cli.panels import add_in_panels
 from millrace.cli.settings import tables_of, use_file
-from millrace.config import EngineConfig, Isolation, LogFormat, ServeConfig, SmgEngine, Weights
+from millrace.config import EngineConfig, Isolation, ServeConfig, SmgEngine, Weights
 
 
 def serve(
@@ -274,11 +275,11 @@ def serve(
     trust_remote_code: Annotated[
         bool, typer.Option(help="Allow a model folder to bring Python code of its own.")
     ] = False,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
-    log_format: Annotated[str, typer.Option(help="text or json.")] = "text",
+    log_level: telling.LogLevel = "info",
+    log_format: telling.LogForm = "text",
+    metrics_names: telling.Names = "millrace",
 ) -> None:
     """Serve models over HTTP."""
-    from millrace import logs
     from millrace.cli import models_served
     from millrace.cli.progress import reporter
     from millrace.cli.serving import run
@@ -286,9 +287,7 @@ def serve(
     from millrace.serving.drafts import specprefill_of
     from millrace.serving.keys import gather
 
-    log_level = one_of("--log-level", log_level, ("debug", "info", "warning", "error"))
-    form: LogFormat = one_of("--log-format", log_format, get_args(LogFormat))
-    logs.setup(log_level, form)
+    log_level, form = telling.start_log(log_level, log_format)
     if config_ is not None:
         logging.getLogger("millrace").info("options and models are read from %s", config_)
     if rank_options.launched_as_worker(hostfile):
@@ -352,6 +351,7 @@ def serve(
         warm=warm,
         smg=smg,
         smg_engine=speaks,
+        metrics_names=telling.names_of(metrics_names),
         defaults=said(
             temperature=temperature,
             top_p=top_p,

@@ -55,7 +55,7 @@ async def run(config: ServeConfig, catalogue: Catalogue, first: list[ModelSpec])
             front.cache_changed(name, changes)
 
     try:
-        metrics = Metrics()
+        metrics = Metrics(config.metrics_names)
         adapters = AdapterLibrary()
         opening = Opening(
             workplace,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from millrace.errors import MillraceError
-from millrace.protocol import ToEngine
+from millrace.protocol import FinishReason, ToEngine
 from millrace.protocol.prefixes import HitKind
 from millrace.serving.suspicion import Milestone
 
@@ -44,6 +44,8 @@ class Active(ABC):
         self.running = False
         """Handed to the engine that is up now."""
         self.outcome: Outcome = "running"
+        self.finish: FinishReason | None = None
+        """Why the answer that finished last did, where the engine ended it."""
         self.arrived = time.monotonic()
         self.first_token: float | None = None
         self.last_token = 0.0

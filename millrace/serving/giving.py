@@ -11,6 +11,14 @@ from millrace.errors import BadRequest
 from millrace.models.encoders import Encoder
 
 Gives = Literal["text", "numbers"]
+Makes = Literal["text", "embeddings", "scores"]
+
+
+def makes(encoder: Encoder | None) -> Makes:
+    """What a model, an encoder or none, answers with."""
+    if encoder is None:
+        return "text"
+    return "embeddings" if encoder.kind == "embed" else "scores"
 
 
 def check_gives(name: str, encoder: Encoder | None, wanted: Gives | None) -> None:
@@ -22,5 +30,4 @@ def check_gives(name: str, encoder: Encoder | None, wanted: Gives | None) -> Non
             param="model",
         )
     if wanted == "text" and encoder is not None:
-        what = "embeddings" if encoder.kind == "embed" else "scores"
-        raise BadRequest(f"The model '{name}' makes {what}, and no text.", param="model")
+        raise BadRequest(f"The model '{name}' makes {makes(encoder)}, and no text.", param="model")

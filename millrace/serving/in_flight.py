@@ -139,6 +139,7 @@ class InFlight(Active):
             self.first_token = self.last_token
         self.generated[row.choice] += row.tokens
         if row.finish is not None:
+            self.finish = row.finish
             self.open.discard(row.choice)
         if self._queue.qsize() >= MOST_QUEUED and (last := self._last.get(row.choice)):
             # Nobody reads: what comes is added to what waits, so that only tokens are kept.

@@ -15,23 +15,27 @@ from prometheus_client import (
     generate_latest,
 )
 
+from millrace.config import MetricsNames
 from millrace.protocol import DeviceMemory, Step
 from millrace.protocol.prefixes import HitKind
 from millrace.protocol.specprefill import Selected
 from millrace.serving.active import Active
 from millrace.serving.history import EndedRequest, EndedRequests, Reading
+from millrace.serving.metric_names import NamedMetrics
 
 # A second series beside each, which nobody reads.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 _FINE = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10)
+_REASONS = ("stop", "length", "abort", "error")
 _PICTURES = ("encoded", "found", "skipped")
 _SPARSE = ("scored", "draft", "kept")
 _COARSE = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 
 
 class Metrics:
-    def __init__(self) -> None:
+    def __init__(self, names: MetricsNames = "millrace") -> None:
         self.registry = CollectorRegistry()
+        self._named = NamedMetrics(self.registry, names)
         by_model = ["model"]
 
         def counter(name: str, text: str, labels: list[str] = by_model) -> Counter:
@@ -48,6 +52,9 @@ class Metrics:
         self.requests = counter(
             "requests", "Requests by how they ended", ["endpoint", "model", "outcome"]
         )
+        self.finished = counter(
+            "finished_requests", "Requests by why their answers ended", ["model", "reason"]
+        )
         self.prompt = counter("prompt_tokens", "Tokens of prompts received")
         self.cached = counter("cached_tokens", "Prompt tokens whose state was reused")
         self.hits = counter(
@@ -59,6 +66,7 @@ class Metrics:
         self.running = gauge("running", "Rows in the batch")
         self.queued = gauge("queued", "Requests that have no token yet")
         self.kv_bytes = gauge("kv_bytes", "Bytes of key-value state held by the engine")
+        self.kv_limit = gauge("kv_limit_bytes", "What such state may take")
         self.cache_bytes = gauge("cache_bytes", "Bytes held by the prefix cache", ["model", "tier"])
         self.device = gauge("device_bytes", "Memory of the engine's device", ["model", "kind"])
         self.pictures = counter(
@@ -90,7 +98,7 @@ class Metrics:
         self.requests.labels(endpoint, "", code).inc()
 
     def text(self) -> bytes:
-        return generate_latest(self.registry)
+        return generate_latest(self._named)
 
     def of(self, model: str) -> ModelMetrics:
         """The same as before for one that is loaded again."""
@@ -164,6 +172,8 @@ class ModelMetrics:
             all.hits.labels(model, kind)
         for kind in _PICTURES:
             all.pictures.labels(model, kind)
+        for reason in _REASONS:
+            all.finished.labels(model, reason)
         for kind in _SPARSE:
             all.sparse.labels(model, kind)
         all.picture_bytes.labels(model)
@@ -173,6 +183,7 @@ class ModelMetrics:
             all.prefilled,
             all.restarts,
             all.queued,
+            all.kv_limit,
             all.scoring,
         ):
             seldom.labels(model)  # a series that is there from the start, at 0
@@ -182,6 +193,10 @@ class ModelMetrics:
     def arrived(self, active: Active) -> None:
         self.totals.prompt_tokens += active.prompt_tokens
         self._all.prompt.labels(self.model).inc(active.prompt_tokens)
+
+    def ready(self, kv_limit: int) -> None:
+        """Its engine has this much for the state of running requests."""
+        self._all.kv_limit.labels(self.model).set(kv_limit)
 
     def queue(self, waiting: int) -> None:
         self._all.queued.labels(self.model).set(waiting)
@@ -195,6 +210,7 @@ class ModelMetrics:
         """Its engine has ended and holds nothing any more."""
         self.idle()
         self.queue(0)
+        self.ready(0)
         self.cache(0, 0)
         self._all.picture_bytes.labels(self.model).set(0)
         for kind in DeviceMemory.__struct_fields__:
@@ -264,8 +280,15 @@ class ModelMetrics:
     def ended(self, active: Active, seconds: float) -> None:
         self.totals.requests += 1
         self._all.e2e.labels(self.model).observe(seconds)
+        self._all.finished.labels(self.model, _reason(active)).inc()
         self._all.requests.labels(active.endpoint, self.model, active.outcome).inc()
         self._all.ended.add(_told(active, self.model, seconds))
+
+
+def _reason(active: Active) -> str:
+    if active.outcome == "ok":
+        return "length" if active.finish == "length" else "stop"
+    return "error" if active.outcome == "error" else "abort"
 
 
 def _told(active: Active, model: str, seconds: float) -> EndedRequest:

@@ -270,6 +270,7 @@ class Residents:
                 # Its files did not tell all; what is held counts from here on.
                 instance.granted += ready.weight_bytes - instance.need.fixed
             self._metrics.loaded(instance.spec.name, "ok")
+            self._metrics.of(instance.spec.name).ready(ready.kv_budget)
             log.info("loaded %s in %.1f s", instance.spec.name, ready.load_seconds)
             instance.phase = "loaded"
             instance.used = time.monotonic()
