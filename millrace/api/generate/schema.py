@@ -62,6 +62,7 @@ class GenerateRequest(SpecPrefillFields, kw_only=True):
     ttl: float | str | None = None
     """How long the model is to stay loaded after this, as LM Studio has it; below 0 for ever."""
     text: str | list[str] | None = None
+    """The text to go on with, or several."""
     input_ids: list[TokenId | list[TokenId]] | None = None
     image_data: str | list[str | list[str]] | None = None
     """Pictures, as data URIs, addresses or base64: of the prompt, or a list for each of a batch."""

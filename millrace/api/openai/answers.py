@@ -151,6 +151,8 @@ class ModelCard(msgspec.Struct):
     max_model_len: int | None = None
     input_modalities: list[Literal["text", "image", "video"]] | None = None
     """What it takes in."""
+    output_modalities: list[Literal["text", "embeddings", "scores"]] | None = None
+    """What it makes."""
     alias_of: str | None = None
     state: Literal["unloaded", "loading", "loaded", "failed"] | None = None
     pinned: bool | None = None

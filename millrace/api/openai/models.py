@@ -10,7 +10,7 @@ import functools
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
@@ -22,7 +22,9 @@ from millrace.api.moments import moment
 from millrace.api.openai.answers import ModelCard, ModelList
 from millrace.api.openapi.describe import describe
 from millrace.errors import ModelError
+from millrace.models.encoders import encoder_in
 from millrace.serving.adapters import ServedAdapter
+from millrace.serving.giving import Makes, makes
 from millrace.serving.pictures import takes_in
 from millrace.serving.registry import Registry, Standing
 
@@ -37,10 +39,10 @@ async def models(http: HttpRequest) -> Response:
     card = _describer(http)
     listed = []
     for standing in await context_of(http).registry.standings():
-        if (window := await asyncio.to_thread(_window, standing)) is not None:
-            listed += [card(standing, window, a) for a in (None, *standing.spec.aliases)]
+        if (read := await asyncio.to_thread(_read, standing)) is not None:
+            listed += [card(standing, read, a) for a in (None, *standing.spec.aliases)]
             adapters = context_of(http).registry.adapters.of(standing.spec.name)
-            listed += [_adapted(card(standing, window, None), a) for a in adapters.all()]
+            listed += [_adapted(card(standing, read, None), a) for a in adapters.all()]
     if _is_anthropic(http):
         ids = [c["id"] for c in listed] or [None]
         return as_json({"data": listed, "first_id": ids[0], "last_id": ids[-1], "has_more": False})
@@ -57,9 +59,9 @@ async def card_of(http: HttpRequest, name: str) -> dict[str, Any]:
     registry = context_of(http).registry
     adapter = registry.adapters.find(name)
     standing = registry.standing(await registry.spec(name))
-    window = await asyncio.to_thread(_window, standing)
+    read = await asyncio.to_thread(_read, standing)
     alias = name if name in standing.spec.aliases else None
-    card = _describer(http)(standing, window or 0, alias)
+    card = _describer(http)(standing, read or _Read(0, "text"), alias)
     return _adapted(card, adapter[1]) if adapter else card
 
 
@@ -71,10 +73,18 @@ def _adapted(card: dict[str, Any], adapter: ServedAdapter) -> dict[str, Any]:
     return card | own | {"parent": card["id"]}
 
 
-def _window(standing: Standing) -> int | None:
+class _Read(NamedTuple):
+    """What a model's files tell."""
+
+    window: int
+    makes: Makes
+
+
+def _read(standing: Standing) -> _Read | None:
     """None where the files are not those of a model any more."""
+    spec = standing.spec
     try:
-        return standing.spec.window
+        return _Read(spec.window, makes(encoder_in(spec.engine)))
     except ModelError:
         return None
 
@@ -83,7 +93,7 @@ def _is_anthropic(http: HttpRequest) -> bool:
     return "anthropic-version" in http.headers
 
 
-Describer = Callable[[Standing, int, str | None], dict[str, Any]]
+Describer = Callable[[Standing, _Read, str | None], dict[str, Any]]
 
 
 def _describer(http: HttpRequest) -> Describer:
@@ -92,7 +102,7 @@ def _describer(http: HttpRequest) -> Describer:
 
 
 def _openai(
-    registry: Registry, standing: Standing, window: int, alias: str | None
+    registry: Registry, standing: Standing, read: _Read, alias: str | None
 ) -> dict[str, Any]:
     spec = standing.spec
     described: dict[str, Any] = {
@@ -100,9 +110,10 @@ def _openai(
         "object": "model",
         "created": _CREATED,
         "owned_by": "millrace",
-        "context_window": window,
-        "max_model_len": window,
+        "context_window": read.window,
+        "max_model_len": read.window,
         "input_modalities": takes_in(spec.folder),
+        "output_modalities": [read.makes],
         "state": standing.state,
         "pinned": registry.pinned(spec),
     }
@@ -119,13 +130,13 @@ def _openai(
     return described if alias is None else described | {"alias_of": spec.name}
 
 
-def _anthropic(standing: Standing, window: int, alias: str | None) -> dict[str, Any]:
+def _anthropic(standing: Standing, read: _Read, alias: str | None) -> dict[str, Any]:
     return {
         "type": "model",
         "id": alias or standing.spec.name,
         "display_name": alias or standing.spec.name,
         "created_at": datetime.fromtimestamp(_CREATED, UTC).isoformat(),
         "lifecycle": "active",
-        "max_input_tokens": window,
-        "max_tokens": window,
+        "max_input_tokens": read.window,
+        "max_tokens": read.window,
     }

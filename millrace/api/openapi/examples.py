@@ -1,4 +1,8 @@
-"""Requests that work as they stand, for endpoints that take a body; MODEL stands for a model's name."""
+"""Requests that work as they stand, for endpoints that take a body.
+
+MODEL stands for the name of a model that makes text, EMBEDDER and RANKER for ones that make vectors and
+scores; the page puts in those that the server has.
+"""
 
 from __future__ import annotations
 
@@ -17,23 +21,27 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "/v1/conversations": {"metadata": {"topic": "geography"}},
     "/v1/messages": {"model": "MODEL", "messages": _ASK, "max_tokens": 64},
     "/v1/messages/count_tokens": {"model": "MODEL", "messages": _ASK},
-    "/generate": {"text": "Once upon a time", "sampling_params": {"max_new_tokens": 32}},
+    "/generate": {
+        "model": "MODEL",
+        "text": "Once upon a time",
+        "sampling_params": {"max_new_tokens": 32},
+    },
     "/tokenize": {"model": "MODEL", "prompt": "Once upon a time"},
     "/detokenize": {"model": "MODEL", "tokens": [1, 2, 3]},
-    "/v1/embeddings": {"model": "MODEL", "input": _TEXTS},
-    "/embed": {"inputs": _TEXTS},
-    "/rerank": {"model": "MODEL", "query": _QUERY, "documents": _TEXTS},
-    "/v1/rerank": {"model": "MODEL", "query": _QUERY, "documents": _TEXTS},
-    "/v2/rerank": {"model": "MODEL", "query": _QUERY, "documents": _TEXTS},
-    "/score": {"model": "MODEL", "text_1": _QUERY, "text_2": _TEXTS},
-    "/classify": {"model": "MODEL", "input": _TEXTS},
-    "/pooling": {"model": "MODEL", "input": _TEXTS},
+    "/v1/embeddings": {"model": "EMBEDDER", "input": _TEXTS},
+    "/embed": {"model": "EMBEDDER", "inputs": _TEXTS},
+    "/rerank": {"model": "RANKER", "query": _QUERY, "documents": _TEXTS},
+    "/v1/rerank": {"model": "RANKER", "query": _QUERY, "documents": _TEXTS},
+    "/v2/rerank": {"model": "RANKER", "query": _QUERY, "documents": _TEXTS},
+    "/score": {"model": "RANKER", "text_1": _QUERY, "text_2": _TEXTS},
+    "/classify": {"model": "RANKER", "input": _TEXTS},
+    "/pooling": {"model": "EMBEDDER", "input": _TEXTS},
     "/api/chat": {"model": "MODEL", "messages": _ASK, "options": {"num_predict": 64}},
     "/api/generate": {"model": "MODEL", "prompt": _QUERY, "options": {"num_predict": 64}},
     "/api/show": {"model": "MODEL"},
-    "/api/pull": {"model": "MODEL"},
-    "/api/embed": {"model": "MODEL", "input": _TEXTS},
-    "/api/embeddings": {"model": "MODEL", "prompt": _TEXTS[0]},
+    "/api/pull": {"model": "smollm2"},
+    "/api/embed": {"model": "EMBEDDER", "input": _TEXTS},
+    "/api/embeddings": {"model": "EMBEDDER", "prompt": _TEXTS[0]},
     "/v1/cache/warm": {"model": "MODEL", "prompts": ["You are a helpful assistant."]},
     "/models/load": {"model": "MODEL"},
     "/models/unload": {"model": "MODEL"},

@@ -55,6 +55,7 @@ class ResponsesRequest(TalkFields):
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
     text: TextConfig | None = None
+    """The form of the answer's text."""
     tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
     top_logprobs: Top | None = None

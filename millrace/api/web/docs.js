@@ -6,7 +6,8 @@ import { button, copied, el, replace, sign } from "./dom.js";
 const MOST_SHOWN = 200_000; // characters of an answer
 const SIGNS = { minimum: "≥", exclusiveMinimum: ">", maximum: "≤", exclusiveMaximum: "<", minLength: "length ≥", maxLength: "length ≤" };
 const TITLES = { openai: "OpenAI", anthropic: "Anthropic", responses: "OpenAI Responses", conversations: "OpenAI Conversations", sglang: "SGLang", ollama: "Ollama", server: "The server" };
-let schemas = {}, model = "";
+const KINDS = { MODEL: "text", EMBEDDER: "embeddings", RANKER: "scores" }; // names in examples, and what such models make
+let schemas = {}, models = {};
 
 const named = (ref) => ref.split("/").pop();
 
@@ -55,11 +56,11 @@ function folded(title, make, summary = el("summary", { text: title })) {
 
 function attempt(path, method, operation) {
   const inputs = (operation.parameters ?? []).filter((p) => p.in !== "header").map((p) => {
-    const known = p.in === "path" && p.name === "name" ? model : "";
+    const known = `${p.in} ${p.name}` === "path name" || `${p.in} ${p.name}` === "query model" ? models.MODEL ?? "" : "";
     return [p, el("input", { value: known, placeholder: p.name, "aria-label": p.name, title: p.schema?.description ?? p.name })];
   });
   const content = operation.requestBody?.content["application/json"];
-  const example = JSON.stringify(content?.example ?? {}, null, 2).replaceAll("MODEL", model);
+  const example = JSON.stringify(content?.example ?? {}, null, 2).replace(/"(MODEL|EMBEDDER|RANKER)"/g, (_, kind) => JSON.stringify(models[kind] ?? models.any ?? kind));
   const body = content && el("textarea", { rows: Math.min(14, example.split("\n").length + 1), value: example, class: "mono", "aria-label": "Body", spellcheck: "false" });
   const out = el("pre", { class: "log card", tabindex: "0", hidden: true, "aria-label": "Answer" });
   let control = null;
@@ -150,7 +151,9 @@ async function known() {
   try {
     const headers = key.get() ? { authorization: `Bearer ${key.get()}` } : {};
     const { data } = await (await fetch("/v1/models", { headers })).json();
-    model = (data.find((m) => m.state === "loaded") ?? data[0])?.id ?? "";
+    const first = (fit) => (data.find((m) => fit(m) && m.state === "loaded") ?? data.find(fit))?.id;
+    models = { any: first(() => true) };
+    for (const [kind, made] of Object.entries(KINDS)) models[kind] = first((m) => m.output_modalities?.includes(made));
   } catch { /* without a key, the reader writes the model's name */ }
 }
 
