@@ -51,7 +51,7 @@ def create_app(context: Context) -> FastAPI:
         openapi,
     ):
         app.include_router(module.router)
-    app.router.routes.append(pages.route)
+    app.router.routes.insert(0, pages.route)  # a page asks for dozens of files at once
     app.add_middleware(LeaseMiddleware)
     if context.config.engine.strip_volatile:
         app.add_middleware(StrippedHeader)

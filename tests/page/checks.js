@@ -7,6 +7,9 @@ globalThis.checks = {
   answered: (count) =>
     document.querySelectorAll(".turn.assistant").length === count && !document.querySelector(".turn.live"),
 
+  /** What the focus is on, by name. */
+  focused: () => document.activeElement.getAttribute("aria-label") || document.activeElement.textContent.trim(),
+
   /** What a screen reader has no name for. */
   unnamed: () =>
     [...document.querySelectorAll("button, input:not([hidden]), select, textarea, a[href]")]

@@ -23,6 +23,8 @@ collect_ignore_glob = [] if "MILLRACE_PAGE" in os.environ else ["test_*.py"]
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 CHECKS = Path(__file__).with_name("checks.js")
+STRANGER = "attacker.example"
+"""The name of a web site that points at this machine."""
 WIDE, NARROW = {"width": 1280, "height": 860}, {"width": 400, "height": 800}
 
 
@@ -63,7 +65,8 @@ def browser() -> Iterator[Browser]:
 
     with sync_playwright() as playwright:
         # Who runs this as root, as containers do, has no sandbox to offer.
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        args = ["--no-sandbox", f"--host-resolver-rules=MAP {STRANGER} 127.0.0.1"]
+        browser = playwright.chromium.launch(executable_path=path, args=args)
         yield browser
         browser.close()
 
@@ -74,6 +77,16 @@ def until(page: Page, expression: str, arg: Any = None, seconds: float = 60) -> 
     while not page.evaluate(expression, arg):
         assert time.monotonic() < deadline, expression
         page.wait_for_timeout(50)
+
+
+def ask(page: Page, text: str) -> None:
+    page.get_by_label("Message", exact=True).fill(text)
+    page.keyboard.press("Enter")
+
+
+def answered(page: Page, count: int) -> None:
+    """Wait until so many answers are there and the last one is whole."""
+    until(page, "n => checks.answered(n)", arg=count)
 
 
 def picture(page: Page, name: str) -> None:
@@ -113,11 +126,13 @@ def tab(browser: Browser) -> Iterator[Callable[..., Watched]]:
     """Open a server's page in a profile of its own; nothing may go wrong in it."""
     opened: list[tuple[BrowserContext, Watched]] = []
 
-    def open(server: Server, view: str = "chat", **options: Any) -> Watched:
+    def open(server: Server, view: str = "chat", script: str = "", **options: Any) -> Watched:
         wanted = {"viewport": WIDE, "color_scheme": "light"} | options
         context = browser.new_context(**wanted)
         context.set_default_timeout(60_000)
         context.add_init_script(path=CHECKS)
+        if script:
+            context.add_init_script(script)
         watched = Watched(context.new_page(), server.url)
         opened.append((context, watched))
         watched.page.goto(f"{server.url}/#{view}")

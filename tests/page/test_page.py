@@ -15,10 +15,10 @@ import httpx
 import pytest
 from conftest import Server
 
-from .conftest import NARROW, WIDE, Watched, picture, until
+from .conftest import NARROW, WIDE, Watched, answered, ask, picture, until
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    pass
 
 Tab = Callable[..., Watched]
 
@@ -33,16 +33,6 @@ def png(width: int = 32, height: int = 32) -> bytes:
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     rows = zlib.compress((b"\0" + b"\xff\0\0" * width) * height)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
-
-
-def ask(page: Page, text: str) -> None:
-    page.get_by_label("Message", exact=True).fill(text)
-    page.keyboard.press("Enter")
-
-
-def answered(page: Page, count: int) -> None:
-    """Wait until so many answers are there and the last one is whole."""
-    until(page, "n => checks.answered(n)", arg=count)
 
 
 def test_a_chat_is_streamed_shown_as_markdown_and_kept(served: Server, tab: Tab) -> None:
@@ -220,7 +210,7 @@ def test_the_dashboard_shows_eight_requests_and_cancels_one(served: Server, tab:
         thread.start()
     try:
         until(page, "document.querySelectorAll('[data-request]').length === 8")
-        page.wait_for_selector("[data-request] .pill.good")
+        page.wait_for_selector("[data-request] .pill.good >> nth=7")
         picture(page, "dashboard")
         page.get_by_label("Cancel eight-3").click()
         page.wait_for_selector("[data-request='eight-3']", state="detached")

@@ -1,17 +1,12 @@
 // One answer: asked for, and taken in as it comes. It knows the wire and the message, and nothing of the page.
 
 import { events, get, Refused } from "./api.js";
-import { fresh, messages } from "./conversation.js";
-
-const NUMBERS = { temperature: "temperature", top_p: "top_p", top_k: "top_k", min_p: "min_p", max_tokens: "max_tokens", seed: "seed", repetition_penalty: "repetition_penalty" };
+import { fresh, messages, NUMBERS } from "./conversation.js";
 
 export function requestOf(talk, parent, model) {
   const { settings } = talk;
-  const body = { model, messages: messages(talk, parent), stream: true, stream_options: { include_usage: true } };
-  for (const [name, field] of Object.entries(NUMBERS)) {
-    const value = settings[name];
-    if (value !== undefined && value !== "" && Number.isFinite(Number(value))) body[field] = Number(value);
-  }
+  const body = { model: model || undefined, messages: messages(talk, parent), stream: true, stream_options: { include_usage: true } };
+  for (const name of NUMBERS) if (Number.isFinite(settings[name])) body[name] = settings[name];
   if (settings.thinking === "on" || settings.thinking === "off") body.enable_thinking = settings.thinking === "on";
   if (settings.stop) body.stop = settings.stop.split("\n").filter(Boolean).slice(0, 16);
   if (settings.tools?.trim()) body.tools = toolsIn(settings.tools);
@@ -27,7 +22,7 @@ export function toolsIn(text) {
 }
 
 export class Answer {
-  /** `changed` is called whenever there is more to show. */
+  /** `model` gives the one to ask, when it is known; `changed` is called whenever there is more to show. */
   constructor(talk, node, model, changed) {
     Object.assign(this, { talk, node, model, changed, note: "Waiting for the server" });
     this.id = fresh("page-");
@@ -41,15 +36,15 @@ export class Answer {
 
   async run() {
     const { node } = this, began = performance.now();
-    let first = null, last = began;
+    let first = null, last = began, whole = false;
     const watching = setInterval(() => first === null && this.look(), 700);
-    node.meta = { model: this.model };
     try {
-      const body = requestOf(this.talk, node.parent, this.model);
+      node.meta = { model: await this.model() };
+      const body = requestOf(this.talk, node.parent, node.meta.model);
       const options = { method: "POST", body, signal: this.control.signal, headers: { "x-request-id": this.id } };
       for await (const group of events("/v1/chat/completions", options)) {
         for (const { data } of group) {
-          if (data === "[DONE]") continue;
+          if (data === "[DONE]") { whole = true; continue; }
           const chunk = JSON.parse(data);
           if (chunk.error) throw new Refused(0, chunk.error.message, chunk.error.code);
           if (this.take(chunk)) {
@@ -59,6 +54,7 @@ export class Answer {
         }
         this.changed();
       }
+      if (!whole) throw new Refused(0, "The answer broke off.");
     } catch (error) {
       if (this.stopped) node.meta.stopped = true;
       else node.meta.error = error.message || String(error);

@@ -1,10 +1,13 @@
 // Talking to the server: requests, and streams of events. The key lives in this tab alone.
 
+import { forTheTab } from "./kept.js";
+
 const KEY = "millrace-key";
+const UNREACHED = "The server cannot be reached.";
 
 export const key = {
-  get: () => sessionStorage.getItem(KEY) ?? "",
-  set: (value) => (value ? sessionStorage.setItem(KEY, value) : sessionStorage.removeItem(KEY)),
+  get: () => forTheTab.get(KEY) ?? "",
+  set: (value) => forTheTab.set(KEY, value || null),
 };
 
 /** What the server said no with. */
@@ -24,9 +27,14 @@ async function send(path, { method = "GET", body, signal, headers = {} } = {}) {
   const sent = { ...headers };
   if (key.get()) sent.authorization = `Bearer ${key.get()}`;
   if (body !== undefined) sent["content-type"] = "application/json";
-  const answer = await fetch(path, {
-    method, signal, headers: sent, body: body === undefined ? undefined : JSON.stringify(body), credentials: "omit",
-  });
+  const options = { method, signal, headers: sent, body: body === undefined ? undefined : JSON.stringify(body), credentials: "omit" };
+  let answer;
+  try {
+    answer = await fetch(path, options);
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    throw new Refused(0, UNREACHED);
+  }
   if (answer.ok) return answer;
   let error = {};
   try { error = (await answer.json()).error; } catch { /* not JSON: the status must do */ }
@@ -50,9 +58,10 @@ export async function remove(path, body) {
 
 async function* linesOf(answer) {
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  const read = () => reader.read().catch((error) => { throw error.name === "AbortError" ? error : new Refused(0, "The connection to the server broke off."); });
   let rest = "";
   try {
-    for (let part; !(part = await reader.read()).done;) {
+    for (let part; !(part = await read()).done;) {
       const lines = (rest + part.value).split("\n");
       rest = lines.pop();
       yield lines;
@@ -87,25 +96,43 @@ export async function* objects(path, options) {
   }
 }
 
-/** A stream that begins again when it breaks, until it is stopped. */
-export function follow(path, heard, told = () => {}) {
-  const control = new AbortController();
+const visible = () => new Promise((done) => document.addEventListener("visibilitychange", done, { once: true }));
+
+/**
+ * A stream that begins again when it breaks, until it is stopped. Nobody looks at a hidden tab, and browsers have six
+ * connections for all of a server's tabs: a hidden one has none open. `told` hears whether it is connected, or why not.
+ */
+export function follow(path, heard, told = () => {}, begun = () => {}) {
+  let over = false, control = null, pause = 500;
   const run = async () => {
-    for (let pause = 500; !control.signal.aborted; pause = Math.min(pause * 2, 10_000)) {
+    while (!over) {
+      if (document.hidden) { await visible(); continue; }
+      control = new AbortController();
+      let trouble = null;
       try {
+        begun();
         for await (const group of events(path, { signal: control.signal })) {
           pause = 500;
           for (const { event, data } of group) heard(event, JSON.parse(data));
           told(true);
         }
       } catch (error) {
-        if (control.signal.aborted) return;
-        if (error instanceof Refused && error.status === 401) { told(false); return; }
+        if (control.signal.aborted) continue;
+        trouble = error;
       }
-      told(false);
+      if (over) return;
+      told(false, trouble?.status ? trouble.message : null);
+      if (trouble?.status === 401) return;
       await new Promise((wake) => setTimeout(wake, pause));
+      pause = Math.min(pause * 2, 10_000);
     }
   };
+  const hidden = () => document.hidden && control?.abort();
+  document.addEventListener("visibilitychange", hidden);
   run();
-  return () => control.abort();
+  return () => {
+    over = true;
+    control?.abort();
+    document.removeEventListener("visibilitychange", hidden);
+  };
 }

@@ -1,20 +1,29 @@
 // The page: which view is shown, its key, its colours, and the keys of the keyboard.
 
 import { get, key, onLocked } from "./api.js";
-import { dialog, el, replace, sign } from "./dom.js";
-import { Chat } from "./chat.js";
-import { Connect } from "./connect.js";
-import { Dashboard } from "./dashboard.js";
-import { Models } from "./models.js";
+import { dialog, el, replace, sign, toast } from "./dom.js";
+import { Chat, drawing } from "./chat.js";
+import { forGood } from "./kept.js";
 
-const VIEWS = { chat: Chat, dashboard: Dashboard, models: Models, connect: Connect };
+// The chat is there at once; what is not seen first is fetched after it.
+const VIEWS = {
+  chat: async () => Chat,
+  dashboard: async () => (await import("./dashboard.js")).Dashboard,
+  models: async () => (await import("./models.js")).Models,
+  connect: async () => (await import("./connect.js")).Connect,
+};
 const THEME = "millrace-theme";
 const made = {};
 let shown = null;
 
-function go() {
-  const name = Object.hasOwn(VIEWS, location.hash.slice(1)) ? location.hash.slice(1) : "chat";
-  const view = (made[name] ??= new VIEWS[name]());
+const wanted = () => (Object.hasOwn(VIEWS, location.hash.slice(1)) ? location.hash.slice(1) : "chat");
+
+async function go() {
+  const name = wanted();
+  let View;
+  try { View = await VIEWS[name](); } catch { toast("This view cannot be fetched. Load the page again when the server is there.", "bad"); return; }
+  if (name !== wanted()) return; // somebody went on
+  const view = (made[name] ??= new View());
   if (shown === view) return;
   shown?.leave();
   shown = view;
@@ -30,14 +39,15 @@ const again = () => { shown?.leave(); shown?.enter(); };
 
 function askKey() {
   if (document.querySelector("dialog[data-key]")) return;
-  const field = el("input", { type: "password", autocomplete: "off", required: true, placeholder: "API key", "aria-label": "API key" });
+  const field = el("input", { type: "password", autocomplete: "off", placeholder: "API key", "aria-label": "API key" });
   const trouble = el("p", { class: "bad", role: "alert", text: key.get() ? "The server does not know this key." : "" });
   const form = el("form", {}, el("p", { class: "dim", text: "This server asks for a key. It is kept in this tab only, and is gone when the tab is closed." }), field, trouble,
     el("footer", { class: "row" }, el("span", { class: "grow" }), el("button", { class: "main", text: "Unlock" })));
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
-    const before = key.get();
-    key.set(field.value.trim());
+    const before = key.get(), given = field.value.trim();
+    if (!/^[\x21-\x7e]*$/.test(given)) { trouble.textContent = "A key has letters, digits and signs of plain ASCII alone."; return; }
+    key.set(given);
     try {
       await get("/v1/models");
       box.close();
@@ -53,9 +63,9 @@ function askKey() {
 }
 
 function theme(chosen) {
-  if (chosen) localStorage.setItem(THEME, chosen);
-  const wanted = localStorage.getItem(THEME);
-  if (wanted === "light" || wanted === "dark") document.documentElement.dataset.theme = wanted;
+  if (chosen) forGood.set(THEME, chosen);
+  const kept = forGood.get(THEME);
+  if (kept === "light" || kept === "dark") document.documentElement.dataset.theme = kept;
 }
 
 function turnTheme() {
@@ -84,8 +94,7 @@ document.addEventListener("keydown", (event) => {
   } else if ((event.ctrlKey || event.metaKey) && event.shiftKey && event.key.toLowerCase() === "o") {
     event.preventDefault();
     location.hash = "chat";
-    go();
-    made.chat.begin();
+    go().then(() => made.chat.begin());
   } else if (event.key === "?" && !writing) help();
   else if (shown?.key(event)) event.preventDefault();
 });
@@ -95,6 +104,7 @@ onLocked(askKey);
 document.getElementById("tools").append(
   sign("key", "API key", askKey), sign("sun", "Light or dark", turnTheme), el("button", { type: "button", class: "sign help", "aria-label": "Keys", title: "Keys (?)", text: "?", on: { click: help } }));
 addEventListener("hashchange", go);
-go();
+await go();
 document.documentElement.dataset.ready = "";
 performance.mark("interactive");
+for (const fetched of [drawing(), ...Object.values(VIEWS).map((view) => view())]) fetched.catch(() => {});

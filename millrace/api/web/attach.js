@@ -4,6 +4,7 @@ import { el, icon, sign, toast } from "./dom.js";
 import { bytes } from "./format.js";
 
 const MOST_TEXT = 1_000_000;
+const LONG = 20_000; // characters of a pasted text that becomes a file
 const LARGEST = 1568; // pixels of a side; larger pictures are made smaller before they are sent
 const PICTURES = new Set(["image/png", "image/jpeg", "image/webp", "image/gif"]);
 
@@ -51,6 +52,9 @@ async function plain(file) {
     throw new Error("only texts and pictures (PNG, JPEG, WebP, GIF) can be sent.");
   }
 }
+
+/** A text that is too long to be written in, as a file; null if it is not. */
+export const longText = (text) => (text.length > LONG ? new File([text], "pasted.txt", { type: "text/plain" }) : null);
 
 export function shownFile(file, take) {
   const away = take && sign("close", `Take ${file.name} away`, take);

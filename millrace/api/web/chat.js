@@ -3,16 +3,25 @@
 import { announce, button, dialog, el, gauge, icon, replace, sign, toast } from "./dom.js";
 import { count } from "./format.js";
 import { Answer } from "./answer.js";
-import { attachments, shownFile } from "./attach.js";
+import { attachments, longText, shownFile } from "./attach.js";
 import * as tree from "./conversation.js";
 import { defaults, openSettings, remember } from "./settings.js";
 import { likelyModel, modelNamed, refreshModels, server } from "./server.js";
 import * as store from "./store.js";
 import { exportOne, TalkList } from "./talks.js";
-import { TurnView } from "./turn.js";
 
 const SAVE = 2000; // milliseconds between two writes of an answer that comes
 const NEAR = 80; // pixels from the end that count as being there
+const AT_ONCE = 60; // messages of a long conversation that are shown before somebody asks for more
+const TWICE = 500; // milliseconds after which a second click on the button is meant to stop the answer
+const RETRY = 3000; // milliseconds before a server that was not there is tried again
+
+let TurnView = null;
+
+/** How messages are drawn is fetched after the page has come up, since none is there before. */
+export async function drawing() {
+  ({ TurnView } = await import("./turn.js"));
+}
 
 export class Chat {
   constructor() {
@@ -20,6 +29,7 @@ export class Chat {
     this.running = new Map(); // conversation → its answer
     this.views = new Map(); // message → its view
     this.files = [];
+    this.from = 0; // the first message that is shown
     this.list = new TalkList({
       open: (id) => this.open(id),
       begin: () => this.begin(),
@@ -27,6 +37,8 @@ export class Chat {
       current: () => this.talk,
     });
     this.build();
+    store.onLost((error) => toast(`This browser keeps no conversations (${error.message}): they are gone when the tab is closed, unless you export them.`, "bad"));
+    store.onChange((change) => this.changedElsewhere(change));
   }
 
   build() {
@@ -44,7 +56,7 @@ export class Chat {
       el("div", { class: "row" }, sign("clip", "Attach files", () => this.chooser.click(), { class: "sign big" }), sign("tune", "How to answer", () => this.settings(), { class: "sign big" }),
         el("span", { class: "meter", title: "Tokens of the conversation, and the model's window" }, this.gauge, this.used), this.go, this.chooser));
     for (const [event, over] of [["dragover", true], ["dragleave", false], ["drop", false]]) {
-      this.form.addEventListener(event, (e) => { e.preventDefault(); this.form.classList.toggle("over", over); if (event === "drop") this.attach(e.dataTransfer.files); });
+      this.form.addEventListener(event, (e) => { e.preventDefault(); this.form.classList.toggle("over", over); if (event === "drop") this.dropped(e.dataTransfer); });
     }
     this.root = el("div", { class: "chat" }, this.list.root,
       el("section", { class: "talk", "aria-label": "Chat" },
@@ -59,11 +71,32 @@ export class Chat {
     this.show();
     this.list.show();
     this.field.focus({ preventScroll: true });
-    try { await refreshModels(); } catch (error) { if (error.status !== 401) toast(error.message, "bad"); }
+    await this.refresh();
+  }
+
+  leave() { clearTimeout(this.retry); }
+
+  /** Ask which models there are, until the server says so. */
+  async refresh() {
+    clearTimeout(this.retry);
+    try {
+      await refreshModels();
+      this.unreached = false;
+    } catch (error) {
+      if (error.status !== 401) {
+        if (!this.unreached) toast(error.message, "bad");
+        this.unreached = true;
+        this.retry = setTimeout(() => this.refresh(), RETRY);
+      }
+    }
     this.models();
   }
 
-  leave() {}
+  /** The model for a conversation; somebody may write faster than the server tells which there are. */
+  async modelOf(talk) {
+    if (!server.models.length) await this.refresh();
+    return modelNamed(talk.settings.model) ? talk.settings.model : likelyModel();
+  }
 
   get model() { return modelNamed(this.talk.settings.model) ? this.talk.settings.model : likelyModel(); }
   get sees() { return modelNamed(this.model)?.input_modalities?.includes("image") ?? false; }
@@ -72,7 +105,7 @@ export class Chat {
   models() {
     const states = { loaded: "", loading: " · loading", unloaded: "", failed: " · failed" };
     const options = server.models.map((m) => el("option", { value: m.id, text: m.id + (m.alias_of ? ` (${m.alias_of})` : "") + (states[m.state] ?? "") }));
-    replace(this.picker, ...(options.length ? options : [el("option", { text: "No models yet" })]));
+    replace(this.picker, ...(options.length ? options : [el("option", { text: this.unreached ? "No connection" : "No models yet" })]));
     this.picker.value = this.model;
     this.meter();
   }
@@ -100,6 +133,7 @@ export class Chat {
   begin() {
     this.talk = tree.begin(defaults());
     this.files = [];
+    this.from = 0;
     this.list.open(false);
     this.show();
     this.list.show();
@@ -108,30 +142,73 @@ export class Chat {
   }
 
   async open(id) {
-    const talk = this.running.get(id)?.talk ?? (await store.load(id));
+    const talk = await this.read(id);
     if (!talk) return;
-    this.talk = talk;
-    this.show();
+    this.take(talk);
     this.models();
     this.list.show();
     this.scroll.scrollTop = this.scroll.scrollHeight;
   }
 
+  async read(id) {
+    try {
+      await drawing();
+      return this.running.get(id)?.talk ?? (await store.load(id));
+    } catch (error) {
+      toast(`This conversation cannot be read: ${error.message}`, "bad");
+      return null;
+    }
+  }
+
+  take(talk) {
+    if (talk.id !== this.talk.id) this.from = Math.max(0, tree.path(talk).length - AT_ONCE);
+    this.talk = talk;
+    this.views.clear();
+    this.show();
+  }
+
+  /** Another tab has saved a conversation, or taken one away. What is going on here is left alone. */
+  async changedElsewhere({ saved, gone }) {
+    const { talk } = this;
+    const untouched = () => this.talk === talk && !this.answer && !this.turns.querySelector(".edit");
+    this.list.show();
+    if (!talk.root.children.length || !untouched()) return;
+    if (saved === talk.id) {
+      const found = await this.read(saved), { scrollTop } = this.scroll;
+      if (!found || !untouched()) return;
+      this.take(found);
+      this.scroll.scrollTop = scrollTop;
+    } else if (gone === null || gone === talk.id) {
+      toast("This conversation was deleted in another tab.");
+      this.begin();
+    }
+  }
+
   /** Show the branch that is chosen; views of messages that stay are kept. */
   show() {
-    const path = tree.path(this.talk), kept = new Map();
+    const whole = tree.path(this.talk), kept = new Map();
+    if (this.from >= whole.length) this.from = Math.max(0, whole.length - AT_ONCE);
+    const path = whole.slice(this.from);
     const acts = {
       edit: (node, text) => this.edit(node, text), again: (node) => this.again(node),
       turn: (node, by) => { tree.turn(this.talk, node, by); this.keep(); this.show(); }, results: (node, texts) => this.results(node, texts),
     };
     for (const node of path) kept.set(node.id, this.views.get(node.id) ?? new TurnView(this.talk, node, acts));
     this.views = kept;
-    replace(this.turns, ...[...kept.values()].map((view) => view.root));
+    const earlier = this.from > 0 && button(`Show earlier messages (${count(this.from)})`, () => this.earlier(), { class: "earlier" });
+    replace(this.turns, earlier, ...[...kept.values()].map((view) => view.root));
     if (!path.length) replace(this.turns, el("div", { class: "hello" }, el("h1", { text: "What would you like to know?" }), el("p", { text: "It runs on this machine. Nothing you write leaves it." })));
     for (const [id, view] of kept) view.update(this.answer?.node.id === id ? this.answer : null);
     replace(this.shelf, ...this.files.map((file, i) => shownFile(file, () => { this.files.splice(i, 1); this.show(); })));
     this.state();
     this.meter();
+  }
+
+  earlier() {
+    const below = this.scroll.scrollHeight - this.scroll.scrollTop;
+    this.from = Math.max(0, this.from - AT_ONCE);
+    this.show();
+    this.scroll.scrollTop = this.scroll.scrollHeight - below;
   }
 
   state() {
@@ -159,7 +236,15 @@ export class Chat {
   }
 
   pasted(event) {
-    if (event.clipboardData.files.length) { event.preventDefault(); this.attach(event.clipboardData.files); }
+    const text = event.clipboardData.files.length ? null : longText(event.clipboardData.getData("text"));
+    const files = text ? [text] : event.clipboardData.files;
+    if (files.length) { event.preventDefault(); this.attach(files); }
+  }
+
+  dropped(data) {
+    const text = data.getData("text");
+    if (data.files.length || longText(text)) this.attach(data.files.length ? data.files : [longText(text)]);
+    else if (text) { this.field.setRangeText(text); this.meter(); }
   }
 
   async attach(files) {
@@ -175,7 +260,7 @@ export class Chat {
 
   /** Send what was written; the button also stops an answer that comes, the Enter key does not. */
   submit(byKey = false) {
-    if (this.answer) { if (!byKey) this.stop(); return; }
+    if (this.answer) { if (!byKey && performance.now() - this.sent > TWICE) this.stop(); return; }
     const content = this.field.value.trim();
     if (!content && !this.files.length) return;
     const last = tree.path(this.talk).at(-1);
@@ -186,8 +271,14 @@ export class Chat {
     this.generate(node.id);
   }
 
+  /** Whether an answer comes yet, beside which nothing else is begun; it is told. */
+  occupied() {
+    if (this.answer) toast("An answer is still coming. Wait for it, or stop it first.");
+    return Boolean(this.answer);
+  }
+
   edit(node, text) {
-    if (this.answer) return;
+    if (this.occupied()) return;
     this.views.delete(node.id);
     if (node.role === "assistant") {
       tree.add(this.talk, node.parent, { role: "assistant", content: text, meta: { model: node.meta?.model, edited: true } });
@@ -200,10 +291,11 @@ export class Chat {
   }
 
   again(node) {
-    if (!this.answer) this.generate(node.parent);
+    if (!this.occupied()) this.generate(node.parent);
   }
 
   results(node, texts) {
+    if (this.occupied()) return;
     let parent = node.id;
     node.calls.forEach((call, i) => { parent = tree.add(this.talk, parent, { role: "tool", call: call.id, content: texts[i] }).id; });
     this.generate(parent);
@@ -211,9 +303,15 @@ export class Chat {
 
   async generate(parent) {
     const { talk } = this;
+    try {
+      if (!TurnView) await drawing();
+    } catch {
+      toast("The page is not whole. Load it again when the server is there.", "bad");
+      return;
+    }
     const node = tree.add(talk, parent, { role: "assistant", content: "", reasoning: "", calls: [], meta: {} });
     let frame = 0, saved = performance.now();
-    const answer = new Answer(talk, node, this.model, () => {
+    const answer = new Answer(talk, node, () => this.modelOf(talk), () => {
       frame ||= requestAnimationFrame(() => {
         frame = 0;
         if (this.talk === talk) this.grown(answer);
@@ -221,6 +319,7 @@ export class Chat {
       });
     });
     this.running.set(talk.id, answer);
+    this.sent = performance.now();
     this.show();
     this.scroll.scrollTop = this.scroll.scrollHeight;
     await this.keep(talk);
@@ -234,7 +333,7 @@ export class Chat {
       announce(node.meta.error ? `The answer failed: ${node.meta.error}` : `Answer: ${node.content.slice(0, 300)}`);
     }
     this.list.show();
-    refreshModels().then(() => this.models(), () => {});
+    this.refresh();
   }
 
   /** Show more of an answer, and stay at the end if that is where the reader is. */
@@ -249,7 +348,13 @@ export class Chat {
   async keep(talk = this.talk) {
     if (!talk.root.children.length) return;
     talk.updated = Date.now();
-    try { await store.save(talk); } catch (error) { toast(`This conversation cannot be kept: ${error.message}`, "bad"); }
+    try {
+      await store.save(talk);
+      this.unkept = null;
+    } catch (error) {
+      if (this.unkept !== talk.id) toast(`This conversation cannot be kept: ${error.message}`, "bad");
+      this.unkept = talk.id;
+    }
   }
 
   key(event) {

@@ -5,15 +5,20 @@ import { copied, el, replace, sign, toast } from "./dom.js";
 import { highlighter } from "./highlight.js";
 import { likelyModel, refreshModels, server } from "./server.js";
 
+/** A word as a shell takes it, whatever is in it. */
+const shell = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
+const quoted = (text) => JSON.stringify(text);
+const plain = (text) => (/^[\w./-]+$/.test(text) ? text : quoted(text));
+
 const SNIPPETS = {
   curl: ["bash", ({ base, model, secret }) => `curl ${base}/v1/chat/completions \\
   -H 'content-type: application/json'${secret ? ` \\\n  -H "authorization: Bearer $MILLRACE_API_KEY"` : ""} \\
-  -d '{"model": "${model}", "messages": [{"role": "user", "content": "What is the capital of France?"}]}'`],
+  -d ${shell(`{"model": ${quoted(model)}, "messages": [{"role": "user", "content": "What is the capital of France?"}]}`)}`],
   "OpenAI Python": ["python", ({ base, model, secret }) => `from openai import OpenAI
 
 client = OpenAI(base_url="${base}/v1", api_key=${secret ? 'os.environ["MILLRACE_API_KEY"]' : '"none"'})
 stream = client.chat.completions.create(
-    model="${model}",
+    model=${quoted(model)},
     messages=[{"role": "user", "content": "What is the capital of France?"}],
     stream=True,
 )
@@ -24,7 +29,7 @@ for chunk in stream:
 
 const client = new OpenAI({ baseURL: "${base}/v1", apiKey: ${secret ? "process.env.MILLRACE_API_KEY" : '"none"'} });
 const answer = await client.chat.completions.create({
-  model: "${model}",
+  model: ${quoted(model)},
   messages: [{ role: "user", content: "What is the capital of France?" }],
 });
 console.log(answer.choices[0].message.content);`],
@@ -32,21 +37,21 @@ console.log(answer.choices[0].message.content);`],
 
 client = Anthropic(base_url="${base}", api_key=${secret ? 'os.environ["MILLRACE_API_KEY"]' : '"none"'})
 answer = client.messages.create(
-    model="${model}",
+    model=${quoted(model)},
     max_tokens=1024,
     messages=[{"role": "user", "content": "What is the capital of France?"}],
 )
 print(answer.content[0].text)`],
   "Ollama clients": ["bash", ({ base, model }) => `export OLLAMA_HOST=${base}
-ollama run ${model} "What is the capital of France?"`],
+ollama run ${shell(model)} "What is the capital of France?"`],
   "Claude Code": ["bash", ({ base, model, secret }) => `export ANTHROPIC_BASE_URL=${base}
 export ANTHROPIC_API_KEY=${secret ? "$MILLRACE_API_KEY" : "none"}
-export ANTHROPIC_MODEL=${model}
-export ANTHROPIC_SMALL_FAST_MODEL=${model}
+export ANTHROPIC_MODEL=${shell(model)}
+export ANTHROPIC_SMALL_FAST_MODEL=${shell(model)}
 export CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1
 claude`],
   Codex: ["toml", ({ base, model }) => `# ~/.codex/config.toml
-model = "${model}"
+model = ${quoted(model)}
 model_provider = "millrace"
 
 [model_providers.millrace]
@@ -56,13 +61,13 @@ wire_api = "responses"
 env_key = "MILLRACE_API_KEY"    # any value, where the server has no keys`],
   OpenCode: ["json", ({ base, model, secret }) => `{
   "$schema": "https://opencode.ai/config.json",
-  "model": "millrace/${model}",
+  "model": ${quoted(`millrace/${model}`)},
   "provider": {
     "millrace": {
       "npm": "@ai-sdk/openai-compatible",
       "name": "millrace",
       "options": { "baseURL": "${base}/v1"${secret ? ', "apiKey": "{env:MILLRACE_API_KEY}"' : ""} },
-      "models": { "${model}": {} }
+      "models": { ${quoted(model)}: {} }
     }
   }
 }`],
@@ -71,7 +76,7 @@ models:
   - name: millrace
     provider: openai
     apiBase: ${base}/v1
-    model: ${model}${secret ? "\n    apiKey: YOUR_KEY" : ""}`],
+    model: ${plain(model)}${secret ? "\n    apiKey: YOUR_KEY" : ""}`],
 };
 const ADDRESSES = [
   ["OpenAI", "/v1", "chat, completions, responses, embeddings"],

@@ -33,8 +33,8 @@ export function path(talk) {
 /** The messages above one and itself. */
 export function upTo(talk, id) {
   const found = [];
-  for (let at = id; at; at = talk.nodes[at].parent) found.unshift(talk.nodes[at]);
-  return found;
+  for (let at = id; at; at = talk.nodes[at].parent) found.push(talk.nodes[at]);
+  return found.reverse();
 }
 
 export function siblings(talk, node) {
@@ -50,19 +50,21 @@ export function turn(talk, node, by) {
   return talk.nodes[next];
 }
 
-/** Take a message away, and all below it. */
-export function drop(talk, node) {
-  const above = holder(talk, node.parent);
-  const { all, at } = siblings(talk, node);
-  above.children = all.filter((id) => id !== node.id);
-  if (above.chosen === node.id) above.chosen = above.children[Math.max(0, at - 1)] ?? null;
-  const gone = [node.id];
-  while (gone.length) {
-    const id = gone.pop();
-    gone.push(...talk.nodes[id].children);
-    delete talk.nodes[id];
+/** Take into a conversation what another tab has added to it. Messages only ever grow, and are never taken away. */
+export function join(talk, other) {
+  for (const [id, theirs] of Object.entries(other.nodes)) {
+    const ours = talk.nodes[id];
+    if (!ours) talk.nodes[id] = theirs;
+    else if (weight(theirs) > weight(ours)) for (const name of ["content", "reasoning", "calls", "meta"]) ours[name] = theirs[name];
+  }
+  for (const theirs of [other.root, ...Object.values(other.nodes)]) {
+    const ours = theirs.id ? talk.nodes[theirs.id] : talk.root;
+    ours.children = [...new Set([...ours.children, ...theirs.children])];
+    ours.chosen ??= theirs.chosen;
   }
 }
+
+const weight = (node) => node.content.length + (node.reasoning?.length ?? 0) + JSON.stringify(node.calls ?? []).length + (node.meta?.finish ? 1 : 0);
 
 /** What the server is sent, as chat completions have it. */
 export function messages(talk, id) {
@@ -86,9 +88,15 @@ export function messages(talk, id) {
 function spoken(node) {
   const files = (node.attachments ?? []).filter((a) => a.kind === "text");
   const pictures = (node.attachments ?? []).filter((a) => a.kind === "picture");
-  const text = [...files.map((f) => `${f.name}:\n\`\`\`\n${f.text}\n\`\`\``), node.content].filter(Boolean).join("\n\n");
+  const text = [...files.map(fenced), node.content].filter(Boolean).join("\n\n");
   if (!pictures.length) return text;
   return [...pictures.map((p) => ({ type: "image_url", image_url: { url: p.data } })), { type: "text", text }];
+}
+
+function fenced({ name, text }) {
+  const longest = (text.match(/`{3,}/g) ?? []).reduce((most, run) => Math.max(most, run.length), 2);
+  const fence = "`".repeat(longest + 1);
+  return `${name}:\n${fence}\n${text}\n${fence}`;
 }
 
 /** All that was said, for a search. */
@@ -113,6 +121,9 @@ export function asMarkdown(talk) {
 }
 
 const text = (value, most = 10_000_000) => (typeof value === "string" ? value.slice(0, most) : "");
+export const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "repetition_penalty"];
+const WORDS = ["model", "system", "thinking", "stop", "tools"];
+const FIGURES = ["ttft", "rate", "seconds", "thought", "prompt", "generated", "cached"];
 const picture = /^data:image\/(png|jpeg|webp|gif);base64,[A-Za-z0-9+/=]*$/;
 
 /** A conversation from a file, of which nothing is taken that is not known; throws what is wrong. */
@@ -123,9 +134,7 @@ export function checked(data) {
   const talk = begin();
   talk.title = text(data.title, 200);
   for (const name of ["created", "updated"]) if (Number.isFinite(data[name])) talk[name] = data[name];
-  for (const [name, value] of Object.entries(data.settings ?? {})) {
-    if (typeof value === "string" || typeof value === "number" || typeof value === "boolean") talk.settings[name] = value;
-  }
+  talk.settings = settings(data.settings);
   const names = new Map(), known = Object.entries(data.nodes).slice(0, 100_000);
   for (const [id] of known) names.set(id, fresh("m"));
   for (const [id, node] of known) {
@@ -175,11 +184,18 @@ const attachments = (given) => (Array.isArray(given) ? given : []).slice(0, 64).
   return [];
 });
 
+/** Of settings from anywhere, those that are known and of the right kind. */
+export function settings(given) {
+  const found = {};
+  for (const name of WORDS) if (typeof given?.[name] === "string") found[name] = given[name];
+  for (const name of NUMBERS) if (Number.isFinite(given?.[name])) found[name] = given[name];
+  return found;
+}
+
 function meta(given) {
   const found = {};
-  for (const [name, value] of Object.entries(given ?? {})) {
-    if (typeof value === "number" || typeof value === "boolean") found[name] = value;
-    if (typeof value === "string") found[name] = value.slice(0, 500);
-  }
+  for (const name of FIGURES) if (Number.isFinite(given?.[name])) found[name] = given[name];
+  for (const name of ["model", "finish", "error"]) if (typeof given?.[name] === "string") found[name] = given[name].slice(0, 500);
+  for (const name of ["stopped", "edited"]) if (given?.[name] === true) found[name] = true;
   return found;
 }

@@ -31,7 +31,7 @@ export class Dashboard {
     this.ended = el("div", { class: "wide card", tabindex: "0" });
     this.log = el("pre", { class: "log card", tabindex: "0", "aria-label": "Log" });
     this.logging = button("Show the log", () => this.toggleLog());
-    this.lost = el("p", { class: "error", role: "alert", hidden: true, text: "The connection to the server is lost; trying again." });
+    this.lost = el("p", { class: "error", role: "alert", hidden: true });
     const section = (title, ...rest) => el("section", { "aria-label": title }, el("div", { class: "lead" }, el("h2", { text: title })), ...rest);
     this.log.hidden = true;
     this.root = el("div", { class: "view" }, el("div", { class: "page" }, this.lost, this.stats,
@@ -60,6 +60,7 @@ export class Dashboard {
 
   show() {
     this.lost.hidden = server.connected;
+    this.lost.textContent = `${server.trouble ?? "The connection to the server is lost."} Trying again.`;
     const { status, samples } = server;
     if (!status) return;
     const requests = status.models.flatMap((m) => m.requests.map((r) => ({ ...r, model: m.name })));
@@ -177,7 +178,6 @@ export class Dashboard {
     }
     this.log.hidden = false;
     this.logging.textContent = "Hide the log";
-    replace(this.log);
     this.unlog = follow("/v1/logs/stream?tail=100", (event, line) => {
       const near = this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < 40;
       const { time, level, logger, message, trace, ...fields } = line;
@@ -186,7 +186,7 @@ export class Dashboard {
       this.log.append(el("div", { class: level ?? "", text }));
       while (this.log.childElementCount > MOST_LINES) this.log.firstElementChild.remove();
       if (near) this.log.scrollTop = this.log.scrollHeight;
-    });
+    }, () => {}, () => replace(this.log));
   }
 }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,22 +50,33 @@ def page() -> Page:
     for name, content in files.items():
         digest.update(f"{name}\0{len(content)}\0".encode() + content)
     prefix = f"{PAGE_FILES}{digest.hexdigest()[:12]}"
-    # All modules are asked for at once, not as the browser comes upon each.
-    preload = "\n".join(
-        f'<link rel="modulepreload" href="{prefix}/{name}">'
-        for name in files
-        if name.endswith(".js")
-    )
-    html = {
-        f.name: f.read_text("utf-8").replace("@preload", preload).replace("@web", prefix).encode()
-        for f in _FOLDER.glob("*.html")
-    }
+    html = {}
+    for file in _FOLDER.glob("*.html"):
+        text = file.read_text("utf-8")
+        needed = _modules(re.findall(r'src="@web/([^"]+\.js)"', text), files)
+        # All modules are asked for at once, not as the browser comes upon each.
+        links = (f'<link rel="modulepreload" href="@web/{name}">' for name in needed)
+        html[file.name] = (
+            text.replace("@preload", "\n".join(links)).replace("@web", prefix).encode()
+        )
     return Page(html, files, prefix)
+
+
+def _modules(names: list[str], files: dict[str, bytes]) -> list[str]:
+    """These modules and all that they import, in the order in which they are come upon."""
+    found = list(names)
+    for name in found:
+        imports = re.findall(r'^import [{*].* from "\./([^"]+)"', files[name].decode(), re.M)
+        found += [module for module in dict.fromkeys(imports) if module not in found]
+    return found
 
 
 def as_html(name: str) -> Response:
     """One of the pages: `index.html`, or `docs.html`."""
-    return Response(page().html[name], media_type="text/html", headers=_HEADERS)
+    headers = _HEADERS | {
+        "cache-control": "no-cache"
+    }  # it names files that are gone with the next version
+    return Response(page().html[name], media_type="text/html", headers=headers)
 
 
 def wants_html(accept: str) -> bool:

@@ -2,7 +2,7 @@
 
 import { follow, get } from "./api.js";
 
-export const server = { models: [], status: null, samples: null, connected: true };
+export const server = { models: [], status: null, samples: null, connected: true, trouble: null };
 const MOST = 600;
 const heard = new Set();
 let stop = null;
@@ -23,7 +23,7 @@ export function likelyModel() {
 /** Hear of every second's status; one connection serves all who do. */
 export function watch(listener) {
   heard.add(listener);
-  if (!stop) stop = follow("/v1/status/stream", take, (connected) => { server.connected = connected; tell(); });
+  if (!stop) stop = follow("/v1/status/stream", take, (connected, trouble = null) => { Object.assign(server, { connected, trouble }); tell(); });
   else if (server.status) listener();
   return () => {
     heard.delete(listener);

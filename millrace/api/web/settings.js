@@ -2,6 +2,8 @@
 
 import { button, dialog, el } from "./dom.js";
 import { toolsIn } from "./answer.js";
+import { settings as known } from "./conversation.js";
+import { forGood } from "./kept.js";
 
 const DEFAULTS = "millrace-settings";
 const FIELDS = [
@@ -18,16 +20,14 @@ const EXAMPLE = '[{"name": "weather", "description": "The weather at a place", "
 /** What new conversations begin with. */
 export function defaults() {
   try {
-    const kept = JSON.parse(localStorage.getItem(DEFAULTS) ?? "{}");
-    return kept && typeof kept === "object" ? kept : {};
+    return known(JSON.parse(forGood.get(DEFAULTS) ?? "{}"));
   } catch {
     return {};
   }
 }
 
 export function remember(settings) {
-  const { model, system, ...rest } = settings;
-  localStorage.setItem(DEFAULTS, JSON.stringify({ ...rest, model, system }));
+  forGood.set(DEFAULTS, JSON.stringify(settings));
 }
 
 /** Let somebody change the settings of a conversation; `changed` is called with them. */

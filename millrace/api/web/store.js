@@ -1,49 +1,129 @@
-// Conversations in the browser's own database. They never leave it but as a file that somebody asks for.
+// Conversations in the browser's own database. They never leave it but as a file that somebody asks for. Several
+// tabs may change one: what another has added is never lost. Where there is no database, the tab keeps them.
 
-const NAME = "millrace", TALKS = "conversations";
-let opened = null;
+import { fresh, join } from "./conversation.js";
+
+const NAME = "millrace", TALKS = "conversations", LISTED = "listed", STAMPS = "stamps";
+const held = new Map(); // conversations, where the browser keeps none
+const seen = new Map(); // conversation → the stamp that it had when this tab last read or wrote it
+const losses = new Set(), changes = new Set();
+const tabs = globalThis.BroadcastChannel ? new BroadcastChannel(NAME) : null;
+let opened = null, lost = null;
+
+if (tabs) tabs.onmessage = ({ data }) => { for (const heard of changes) heard(data); };
+
+/** Be told, once, when conversations cannot be kept beyond this tab. */
+export function onLost(heard) {
+  losses.add(heard);
+  if (lost) heard(lost);
+}
+
+/** Be told of what other tabs save ({ saved: id }) and take away ({ gone: id, or null for all }). */
+export const onChange = (heard) => changes.add(heard);
 
 function open() {
   opened ??= new Promise((done, failed) => {
-    const asked = indexedDB.open(NAME, 1);
-    asked.onupgradeneeded = () => asked.result.createObjectStore(TALKS, { keyPath: "id" }).createIndex("updated", "updated");
-    asked.onsuccess = () => done(asked.result);
+    const asked = indexedDB.open(NAME, 2);
+    asked.onupgradeneeded = () => {
+      const known = asked.result.objectStoreNames.contains(TALKS);
+      const talks = known ? asked.transaction.objectStore(TALKS) : asked.result.createObjectStore(TALKS, { keyPath: "id" });
+      for (const name of talks.indexNames) talks.deleteIndex(name);
+      talks.createIndex(LISTED, ["updated", "title"]);
+      talks.createIndex(STAMPS, ["id", "stamp"]);
+    };
+    asked.onsuccess = () => {
+      const base = asked.result;
+      base.onclose = base.onversionchange = () => { base.close(); opened = null; };
+      done(base);
+    };
     asked.onerror = () => failed(asked.error);
-    asked.onblocked = () => failed(new Error("another tab holds the database"));
+    asked.onblocked = () => failed(new Error("another tab with an older page holds them; close it and load this one again"));
   });
-  opened.catch(() => { opened = null; });
   return opened;
 }
 
-async function inside(mode, work) {
-  const base = await open();
+async function base() {
+  if (lost) return null;
+  try {
+    return await open();
+  } catch (error) {
+    opened = null;
+    lost = error;
+    for (const heard of losses) heard(error);
+    return null;
+  }
+}
+
+/** What `work` asks for in one transaction; `otherwise` is for when there is no database. */
+async function inside(mode, work, otherwise) {
+  const found = await base();
+  if (!found) return otherwise();
   return new Promise((done, failed) => {
-    const change = base.transaction(TALKS, mode);
+    const change = found.transaction(TALKS, mode);
     const asked = work(change.objectStore(TALKS));
     change.oncomplete = () => done(asked?.result);
-    change.onerror = change.onabort = () => failed(change.error);
+    change.onerror = change.onabort = () => failed(change.error ?? new Error("the browser gave up"));
   });
 }
 
-export const save = (talk) => inside("readwrite", (talks) => talks.put(talk));
-export const load = (id) => inside("readonly", (talks) => talks.get(id));
-export const forget = (id) => inside("readwrite", (talks) => talks.delete(id));
-export const clear = () => inside("readwrite", (talks) => talks.clear());
-export const all = () => inside("readonly", (talks) => talks.getAll());
-
-/** Newest first, as `pick` makes them; what it makes nothing of is left out. One at a time is in memory. */
-export async function listed(pick) {
-  const base = await open();
-  return new Promise((done, failed) => {
-    const found = [];
-    const asked = base.transaction(TALKS).objectStore(TALKS).index("updated").openCursor(null, "prev");
-    asked.onerror = () => failed(asked.error);
-    asked.onsuccess = () => {
-      const at = asked.result;
-      if (!at) { done(found); return; }
-      const made = pick(at.value);
-      if (made) found.push(made);
-      at.continue();
+/** Write a conversation, with what another tab has written into it meanwhile. */
+export async function save(talk) {
+  const before = seen.get(talk.id), stamp = fresh();
+  await inside("readwrite", (talks) => {
+    const put = () => talks.put({ ...talk, stamp });
+    const known = talks.index(STAMPS).openKeyCursor(IDBKeyRange.bound([talk.id], [talk.id, []]));
+    known.onsuccess = () => {
+      if (!known.result || known.result.key[1] === before) { put(); return; }
+      const there = talks.get(talk.id);
+      there.onsuccess = () => { if (there.result) join(talk, there.result); put(); };
     };
-  });
+  }, () => held.set(talk.id, talk));
+  seen.set(talk.id, stamp);
+  tabs?.postMessage({ saved: talk.id });
+}
+
+export async function load(id) {
+  const talk = await inside("readonly", (talks) => talks.get(id), () => held.get(id));
+  if (talk) seen.set(id, talk.stamp);
+  return talk;
+}
+
+export async function forget(id) {
+  await inside("readwrite", (talks) => talks.delete(id), () => held.delete(id));
+  tabs?.postMessage({ gone: id });
+}
+
+export async function clear() {
+  await inside("readwrite", (talks) => talks.clear(), () => held.clear());
+  tabs?.postMessage({ gone: null });
+}
+
+export const all = () => inside("readonly", (talks) => talks.getAll(), () => [...held.values()]);
+
+const brief = ({ id, title, updated }) => ({ id, title, updated });
+const newest = () => [...held.values()].sort((a, b) => b.updated - a.updated);
+
+/** Names and times of all, newest first; those alone are read. */
+export function listed() {
+  return walked((talks) => talks.index(LISTED).openKeyCursor(null, "prev"),
+    ({ key: [updated, title], primaryKey }) => ({ id: primaryKey, title, updated }), () => newest().map(brief));
+}
+
+/** Those of which `wanted` is true, newest first. One at a time is in memory. */
+export function found(wanted) {
+  return walked((talks) => talks.index(LISTED).openCursor(null, "prev"),
+    ({ value }) => wanted(value) && brief(value), () => newest().filter(wanted).map(brief));
+}
+
+async function walked(begin, pick, otherwise) {
+  const list = [];
+  return inside("readonly", (talks) => {
+    const asked = begin(talks);
+    asked.onsuccess = () => {
+      if (!asked.result) return;
+      const made = pick(asked.result);
+      if (made) list.push(made);
+      asked.result.continue();
+    };
+  }, otherwise).then((other) => other ?? list);
 }

@@ -6,6 +6,7 @@ import { asMarkdown, checked, wording } from "./conversation.js";
 import * as store from "./store.js";
 
 const LARGEST = 200_000_000;
+const MOST = 500; // conversations that are shown; a search finds the others
 
 export class TalkList {
   /** `acts`: open(id), begin(), gone(id), current() → conversation or null. */
@@ -36,36 +37,40 @@ export class TalkList {
     const asked = (this.asked = Symbol());
     let found;
     try {
-      found = await store.listed((talk) => (!wanted || wording(talk).toLowerCase().includes(wanted)) && { id: talk.id, title: talk.title, updated: talk.updated });
+      found = await (wanted ? store.found((talk) => wording(talk).toLowerCase().includes(wanted)) : store.listed());
     } catch (error) {
-      toast(`Conversations cannot be kept: ${error.message}`, "bad");
+      toast(`Conversations cannot be read: ${error.message}`, "bad");
       return;
     }
     if (asked !== this.asked) return; // somebody typed on
     const here = this.acts.current()?.id;
-    replace(this.list, ...found.map(({ id, title, updated }) => el("li", { class: id === here ? "here" : "" },
+    replace(this.list, ...found.slice(0, MOST).map(({ id, title, updated }) => el("li", { class: id === here ? "here" : "" },
       el("button", { type: "button", title: title || "New chat", "aria-current": id === here ? "true" : null, on: { click: () => { this.open(false); this.acts.open(id); } } },
         short(title || "New chat", 80), el("time", { text: day(updated) })),
       sign("trash", `Delete ${title || "this chat"}`, () => this.remove(id, title)))));
+    if (found.length > MOST) this.list.append(el("li", { class: "dim", text: `${found.length - MOST} older ones: search for them.` }));
     if (!found.length) replace(this.list, el("li", { class: "dim", text: wanted ? "Nothing found." : "No conversations yet." }));
   }
 
   async remove(id, title) {
     if (!(await confirmed("Delete this conversation?", title || "New chat", "Delete"))) return;
-    await store.forget(id);
+    await this.drop(() => store.forget(id), id);
+  }
+
+  async drop(work, id) {
+    try { await work(); } catch (error) { toast(`That cannot be deleted: ${error.message}`, "bad"); return; }
     this.acts.gone(id);
     this.show();
   }
 
   async clear() {
     if (!(await confirmed("Delete all conversations?", "They are in this browser only, and cannot be brought back.", "Delete all"))) return;
-    await store.clear();
-    this.acts.gone(null);
-    this.show();
+    await this.drop(() => store.clear(), null);
   }
 
   async exportAll() {
-    const talks = await store.all();
+    let talks;
+    try { talks = await store.all(); } catch (error) { toast(`Conversations cannot be read: ${error.message}`, "bad"); return; }
     saved(`millrace-${new Date().toISOString().slice(0, 10)}.json`, JSON.stringify({ millrace: "conversations", conversations: talks }), "application/json");
     toast(`${talks.length} conversations exported.`);
   }
@@ -77,7 +82,7 @@ export class TalkList {
     try {
       if (file.size > LARGEST) throw new Error("it is too large");
       const data = JSON.parse(await file.text());
-      const talks = (Array.isArray(data.conversations) ? data.conversations : [data]).map(checked);
+      const talks = (Array.isArray(data?.conversations) ? data.conversations : [data]).map(checked);
       for (const talk of talks) await store.save(talk);
       toast(`${talks.length} ${talks.length === 1 ? "conversation" : "conversations"} imported.`);
       await this.show();

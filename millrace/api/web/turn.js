@@ -7,6 +7,7 @@ import { MarkdownView } from "./markdown.js";
 import { shownFile } from "./attach.js";
 
 const LONG = 1500; // characters of a user's message that are shown at once
+const MOST = 100_000; // characters of a tool's words that are shown at all
 
 export class TurnView {
   /** `acts` are what the page does: edit, again, turn, results. */
@@ -25,11 +26,19 @@ export class TurnView {
     const { node } = this;
     if (node.attachments?.length) this.root.append(el("div", { class: "files" }, ...node.attachments.map((a) => shownFile(a))));
     if (!node.content) return;
-    const said = el("div", { class: "said", text: node.content });
+    const said = el("div", { class: "said" });
     this.root.append(said);
-    if (node.content.length < LONG && node.content.split("\n").length < 16) return;
-    said.classList.add("more");
-    const more = button("Show all", () => { said.classList.toggle("more"); more.textContent = said.classList.contains("more") ? "Show all" : "Show less"; });
+    const long = node.content.length >= LONG || node.content.split("\n", 16).length === 16;
+    const fold = (whether) => {
+      said.classList.toggle("more", whether);
+      said.textContent = whether ? node.content.slice(0, LONG) : node.content;
+    };
+    fold(long);
+    if (!long) return;
+    const more = button("Show all", () => {
+      fold(!said.classList.contains("more"));
+      more.textContent = said.classList.contains("more") ? "Show all" : "Show less";
+    });
     this.root.append(more);
   }
 
@@ -37,7 +46,7 @@ export class TurnView {
     const { node } = this;
     const call = this.talk.nodes[this.calledFrom()]?.calls?.find((c) => c.id === node.call);
     this.root.append(el("div", { class: "call" },
-      el("header", {}, icon("tool"), `Result of ${call?.name ?? "a tool"}`), el("pre", { text: node.content })));
+      el("header", {}, icon("tool"), `Result of ${call?.name ?? "a tool"}`), el("pre", { tabindex: "0", text: clipped(node.content) })));
   }
 
   calledFrom() {
@@ -98,7 +107,7 @@ export class TurnView {
     const open = !live && found.length > 0 && !node.children.some((id) => this.talk.nodes[id].role === "tool");
     const fields = found.map((call) => el("textarea", { "aria-label": `Result of ${call.name}`, placeholder: "What the tool answers" }));
     replace(this.cards, ...found.map((call, i) => el("div", { class: "call" },
-      el("header", {}, icon("tool"), call.name || "…"), el("pre", { tabindex: "0", text: pretty(call.arguments) }), open && fields[i])),
+      el("header", {}, icon("tool"), call.name || "…"), el("pre", { tabindex: "0", text: clipped(pretty(call.arguments)) }), open && fields[i])),
     open && el("div", { class: "row" }, button(found.length > 1 ? "Send results" : "Send result", () => this.acts.results(node, fields.map((f) => f.value)), { class: "main" })));
   }
 
@@ -153,3 +162,5 @@ function told(meta = {}) {
 function pretty(text) {
   try { return JSON.stringify(JSON.parse(text), null, 2); } catch { return text; }
 }
+
+const clipped = (text) => (text.length > MOST ? `${text.slice(0, MOST)}… ${count(text.length - MOST)} more characters` : text);
