@@ -113,7 +113,7 @@ def serve(
         str,
         typer.Option(
             help="Weights on the device: auto (as stored; on a CPU float32 where our kernels do not "
-            "know the model), keep, bf16 or f32."
+            "know the model, on CUDA bf16 where that is 1 GiB at most), keep, bf16 or f32."
         ),
     ] = "auto",
     max_running: Annotated[

@@ -31,6 +31,8 @@ _PROCESSOR = 384 * MIB
 """What the process takes in which a model's own processor runs, with a picture of 4096 by 4096 pixels; of
 the host's memory, and so of no GPU that has its own."""
 _MOST_LEAST_KV, _FEWEST_LEAST_KV = 256 * MIB, 4 * MIB
+WIDENED_ON_CUDA = 1 << 30
+"""Quantised weights that take no more than this as bfloat16 are held so on CUDA, where nobody says."""
 CACHE_SHARE = 0.3
 """The part of a model's state that is kept for later requests, where nobody says."""
 DRAFT_PART = 8
@@ -62,19 +64,22 @@ def footprint(folder: Path, weights: Weights = "auto", *, encodes: bool = False)
     on_cpu = backend not in ("metal", "cuda")
     seeing = _SEEING_PROCESS + (_PROCESSOR if backend != "cuda" else 0)
     return Footprint(
-        weights=_weights(folder, text, weights, on_cpu, encodes),
+        weights=_weights(folder, text, weights, backend, encodes),
         process=(_CPU_PROCESS if on_cpu else _GPU_PROCESS) + seeing * sees(config),
         least_kv=_least_kv(text),
     )
 
 
 def _weights(
-    folder: Path, text: dict[str, Any], wanted: Weights, on_cpu: bool, encodes: bool
+    folder: Path, text: dict[str, Any], wanted: Weights, backend: str | None, encodes: bool
 ) -> int:
     heads = list(store.tensor_heads(folder))
     if wanted == "auto":
         own = text.get("model_type") in _OWN_KERNELS and not encodes and not sees(text)
-        wanted = "f32" if on_cpu and not own else "keep"
+        wanted = "f32" if backend not in ("metal", "cuda") and not own else "keep"
+        if backend == "cuda" and any(dtype in _PACKED for _, dtype, _ in heads):
+            widened = 2 * store.parameters(heads, text)
+            wanted = "bf16" if widened <= WIDENED_ON_CUDA else "keep"
     if wanted == "keep":
         compact = sum(f.stat().st_size for f in folder.glob("packed*.safetensors"))
         return compact + sum(_stored(dtype, shape) for _, dtype, shape in heads)

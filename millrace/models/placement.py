@@ -14,10 +14,11 @@ from typing import Any, Literal
 
 import mlx.core as mx
 from mlx.utils import tree_map
-from mlx_lm.utils import dequantize_model
+from mlx_lm.utils import dequantize_model, get_total_parameters
 
 from millrace.config import Weights
 from millrace.models import blas
+from millrace.models.footprint import WIDENED_ON_CUDA
 from millrace.models.quantized import flatten
 from millrace.native import native, native_layers
 
@@ -53,6 +54,8 @@ def place(
         # What is left of the model is widened below.
         model.own_products = native_layers(model, blas.threads(), folder if whole else None)
     mode = resolve_weights(wanted, device)
+    if wanted == "auto" and device == "cuda" and _small(model):
+        mode = "bf16"
     if mode == "keep":
         if device == "cuda":
             flatten(model)
@@ -65,6 +68,13 @@ def place(
             _widen(layer, dtype)
     _widen(model, dtype)
     return model
+
+
+def _small(model: Any) -> bool:
+    """Quantised, and of so few weights that bfloat16 costs less than the kernels of the quantised product,
+    which MLX compiles for minutes when they are first used."""
+    packed = any("scales" in module for module in model.modules())
+    return packed and int(get_total_parameters(model)) * 2 <= WIDENED_ON_CUDA
 
 
 def _widen(module: Any, dtype: mx.Dtype) -> None:

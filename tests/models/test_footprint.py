@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from millrace.config import EngineConfig, SpecPrefillConfig
+from millrace.config import EngineConfig, SpecPrefillConfig, Weights
 from millrace.errors import ModelError, SetupError
 from millrace.models import blas
 from millrace.models.footprint import MIB, device_budget, footprint, in_words
@@ -60,6 +60,21 @@ def test_packed_weights_are_widened_to_what_they_stand_for(tmp_path: Path) -> No
     folder = _folder(tmp_path, tensors, quantization={"bits": 4, "group_size": 64})
     assert footprint(folder).weights == 16 * 8 * 4 + 2 * 32
     assert footprint(folder, "f32").weights == 16 * 64 * 4
+
+
+@pytest.mark.parametrize(("rows", "held"), [(16, "bf16"), (1 << 24, "keep")])
+def test_small_packed_weights_are_widened_on_cuda(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, held: Weights
+) -> None:
+    tensors = {
+        "x.weight": ("U32", [rows, 8]),
+        "x.scales": ("BF16", [rows, 1]),
+        "x.biases": ("BF16", [rows, 1]),
+    }
+    folder = _folder(tmp_path, tensors, quantization={"bits": 4, "group_size": 64})
+    monkeypatch.setattr(blas, "mlx_backend", lambda: "cuda")
+    assert footprint(folder).weights == footprint(folder, held).weights
+    assert footprint(folder, "keep").weights != footprint(folder, "bf16").weights
 
 
 def test_the_least_state_is_a_window_within_bounds(tmp_path: Path) -> None:
