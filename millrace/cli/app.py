@@ -6,7 +6,19 @@ import sys
 
 import typer
 
-from millrace.cli import backend, bench, chat, doctor, embed, launch, loaded, models, serve, worker
+from millrace.cli import (
+    backend,
+    bench,
+    chat,
+    doctor,
+    embed,
+    launch,
+    loaded,
+    models,
+    prove,
+    serve,
+    worker,
+)
 from millrace.errors import MillraceError
 
 app = typer.Typer(
@@ -30,7 +42,7 @@ def _root(
         raise typer.Exit
 
 
-for _module in (serve, worker, backend, chat, launch, embed, models, loaded, doctor, bench):
+for _module in (serve, worker, backend, chat, launch, embed, models, loaded, doctor, prove, bench):
     _module.register(app)
 
 
