@@ -4,7 +4,9 @@
 
 Every rank runs the same decode steps in a process of its own, without server or scheduler. The time of a
 sum over ranks is measured where a split layer makes it, from when a rank has its own part to when it has
-the sum: waiting for a slower rank counts. The bare sum of as many numbers is measured beside it.
+the sum: waiting for a slower rank counts. The bare sum of as many numbers is measured beside it, and what
+docs/distributed.md's formula makes of the way between two ranks: the latency of a small message, and the
+rate of a large one. Each rank's peak of memory is the largest of all.
 """
 
 from __future__ import annotations
@@ -25,6 +27,10 @@ from millrace.models import blas, device
 from millrace.models.resolve import resolve
 
 PROMPT, STEPS, WARM = 64, 24, 4
+COLUMNS = (
+    *("ranks", "rows", "step ms", "sums and waiting ms", "share", "sums a step", "bare sum ms"),
+    *("sum by formula ms", "latency µs", "rate MB/s", "peak MiB"),
+)
 
 
 def main() -> None:
@@ -42,10 +48,8 @@ def main() -> None:
     if args.child is not None:
         _child(args)
         return
-    print(
-        "| ranks | rows | step ms | sums and waiting ms | share | bare sum ms | sums a step | peak MiB |"
-    )
-    print("|---|---|---|---|---|---|---|---|")
+    print("| " + " | ".join(COLUMNS) + " |")
+    print("|" + "---|" * len(COLUMNS))
     for count in args.ranks:
         for found in _measured(args, count):
             print(_line(count, found), flush=True)
@@ -53,9 +57,16 @@ def main() -> None:
 
 def _line(count: int, found: dict[str, Any]) -> str:
     step, waits = found["step"], found["waits"]
-    share = f"{waits / step:.0%}" if count > 1 else ""
-    cells = (count, found["rows"], f"{step:.1f}", f"{waits:.1f}", share, f"{found['bare']:.2f}")
-    return "| " + " | ".join(map(str, (*cells, found["sums"], found["peak"]))) + " |"
+    cells: list[object] = [count, found["rows"], f"{step:.1f}"]
+    if count == 1:
+        cells += [""] * 7
+    else:
+        latency, rate = found["way"]
+        message = found["bytes"] / count / rate
+        formula = 2 * (count - 1) * (latency + message)
+        cells += [f"{waits:.1f}", f"{waits / step:.0%}", found["sums"], f"{found['bare']:.2f}"]
+        cells += [f"{1e3 * formula:.2f}", f"{1e6 * latency:.0f}", f"{rate / 1e6:.0f}"]
+    return "| " + " | ".join(map(str, (*cells, found["peak"]))) + " |"
 
 
 def _measured(args: argparse.Namespace, count: int) -> list[dict[str, Any]]:
@@ -77,7 +88,10 @@ def _measured(args: argparse.Namespace, count: int) -> list[dict[str, Any]]:
         for rank in range(count)
     ]
     told = [rank.communicate(timeout=600)[0] for rank in ranks]
-    found: list[dict[str, Any]] = json.loads(told[0].splitlines()[-1])
+    of_all: list[list[dict[str, Any]]] = [json.loads(text.splitlines()[-1]) for text in told]
+    found = of_all[0]
+    for each, *others in zip(*of_all, strict=True):
+        each["peak"] = max(other["peak"] for other in (each, *others))
     return found
 
 
@@ -112,6 +126,7 @@ def _child(args: argparse.Namespace) -> None:
         return y + layer["bias"] if "bias" in layer else y
 
     splitting.SummedLinear.__call__ = timed
+    way = _way(mx, args.child) if size > 1 else (0.0, 1.0)
     found = []
     for rows in args.rows:
         caches = make_prompt_cache(model)
@@ -121,6 +136,9 @@ def _child(args: argparse.Namespace) -> None:
             waits.clear()
             begin = time.perf_counter()
             mx.eval(model(mx.array([[7]] * rows, mx.int32), cache=caches))
+            if size > 1 and not waits:
+                # The ranks of a pipeline have to wait for the token, or they would run ahead.
+                mx.eval(mx.distributed.all_sum(mx.ones((1,))))
             steps.append(time.perf_counter() - begin)
             spent.append((sum(waits), len(waits)))
         width = 576 if size == 1 else _width(model)
@@ -131,6 +149,8 @@ def _child(args: argparse.Namespace) -> None:
                 "waits": 1e3 * statistics.median(s for s, _ in spent[WARM:]),
                 "sums": spent[-1][1],
                 "bare": _bare(mx, rows, width) if size > 1 else 0.0,
+                "bytes": 4 * rows * width,
+                "way": way,
                 "peak": _peak(),
             }
         )
@@ -149,6 +169,26 @@ def _bare(mx: Any, rows: int, width: int) -> float:
         mx.eval(mx.distributed.all_sum(x))
         times.append(time.perf_counter() - begin)
     return 1e3 * statistics.median(times)
+
+
+def _way(mx: Any, rank: int) -> tuple[float, float]:
+    """Seconds that a small message takes from one rank to the next, and bytes a second of a large one."""
+    small, large = mx.zeros((16,)), mx.zeros((1 << 20,))
+    mx.eval(small, large)
+    times = []
+    for x in (small, large):
+        trips = []
+        for _ in range(20):
+            begin = time.perf_counter()
+            if rank == 0:
+                mx.eval(mx.distributed.send(x, 1))
+                mx.eval(mx.distributed.recv_like(x, 1))
+            elif rank == 1:
+                mx.eval(mx.distributed.recv_like(x, 0))
+                mx.eval(mx.distributed.send(x, 0))
+            trips.append(time.perf_counter() - begin)
+        times.append(statistics.median(trips) / 2)
+    return times[0], large.nbytes / max(1e-9, times[1] - times[0])
 
 
 def _peak() -> int:

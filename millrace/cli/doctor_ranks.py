@@ -72,20 +72,19 @@ async def examine(
     group: GroupConfig, config: EngineConfig | None = None, files: tuple[ModelFile, ...] = ()
 ) -> RanksReport:
     from millrace.serving.ranks.member import Member
-    from millrace.serving.ranks.worker import versions
+    from millrace.serving.ranks.versions import here
 
-    mine = versions()
     members = [
         Member(rank, (host.address, host.control), group.secret)
         for rank, host in enumerate(group.hosts)
         if rank
     ]
     first = group.hosts[0]
-    ranks = [RankFound(0, f"{first.address}:{first.port}", mine, 0, "")]
+    ranks = [RankFound(0, f"{first.address}:{first.port}", here(), 0, "")]
     ways: list[Way] = []
     problems: list[str] = []
     try:
-        reached = [m for m in members if await _reached(m, mine, ranks, problems)]
+        reached = [m for m in members if await _reached(m, ranks, problems)]
         for member in reached:
             if config is not None:
                 answer = await member.asked(Look(config, files), _LOOK_SECONDS)
@@ -103,9 +102,9 @@ async def examine(
     return RanksReport(ranks, ways, problems)
 
 
-async def _reached(
-    member: Member, mine: dict[str, str], ranks: list[RankFound], problems: list[str]
-) -> bool:
+async def _reached(member: Member, ranks: list[RankFound], problems: list[str]) -> bool:
+    from millrace.serving.ranks.versions import others
+
     problem, versions, memory = "", {}, 0
     try:
         await member.reach(VISIT)
@@ -113,10 +112,8 @@ async def _reached(
             while member.about is None:
                 await asyncio.sleep(0.02)
         versions, memory = member.about.versions, member.about.memory
-        other = [n for n in mine if n != "python" and versions.get(n) != mine[n]]
-        if other:
-            named = ", ".join(f"{n} {versions.get(n, 'missing')} (here {mine[n]})" for n in other)
-            problem = f"other versions: {named}"
+        if differ := others(versions):
+            problem = f"other versions: {differ}"
     except (OSError, Refused) as error:
         problem = member.problem or str(error) or "it does not answer"
     if problem:

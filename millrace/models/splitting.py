@@ -54,9 +54,7 @@ def _works(model: Any, settings: dict[str, Any]) -> str:
         found.append(f"--parallel tensor with {', '.join(map(str, counts))} ranks")
     most = max((n for n in range(2, _MOST + 1) if pipeline_problem(model, n) is None), default=0)
     if most:
-        found.append(
-            f"--parallel pipeline with 2 to {most} ranks" if most > 2 else "pipeline with 2"
-        )
+        found.append(f"--parallel pipeline with {'2 to ' if most > 2 else ''}{most} ranks")
     return ", or ".join(found)
 
 

@@ -113,9 +113,12 @@ def _waited(pid: int) -> float:
 
 
 async def until_ill(
-    read: Callable[[], Reading], watch: Watch, notice: Callable[[Pulse], None]
+    read: Callable[[], Reading],
+    watch: Watch,
+    notice: Callable[[Pulse], None],
+    every: float = LOOK_SECONDS,
 ) -> Pulse:
-    """Look every second, and return what is wrong once the engine has to be ended."""
+    """Look again and again, and return what is wrong once the engine has to be ended."""
     clock = asyncio.get_running_loop().time
     last = Pulse.WELL
     while True:
@@ -125,4 +128,4 @@ async def until_ill(
         if pulse is not last:
             notice(pulse)
             last = pulse
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(every)

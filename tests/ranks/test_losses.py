@@ -53,13 +53,16 @@ def test_a_lost_rank_is_noticed_and_the_answers_go_on(split: Server, loss: str) 
     bodies = [b | {"max_tokens": 120, "ignore_eos": True} for b in mixed()[:3]]
     expected = answers(split, bodies)
     for number in range(TIMES):
-        noticed, back = _lose(split, lambda: LOSSES[loss](split), bodies, expected)
-        print(f"{loss} {number + 1}: noticed after {noticed:.1f} s, back after {back:.1f} s")
+        noticed, back, answered = _lose(split, lambda: LOSSES[loss](split), bodies, expected)
+        print(
+            f"{loss} {number + 1}: noticed after {noticed:.1f} s, back after {back:.1f} s, "
+            f"answered after {answered:.1f} s"
+        )
 
 
 def _lose(
     server: Server, lose: Callable[[], None], bodies: list[dict[str, Any]], expected: list[Any]
-) -> tuple[float, float]:
+) -> tuple[float, float, float]:
     found: list[Any] = []
     asking = threading.Thread(target=lambda: found.extend(answers(server, bodies)))
     asking.start()
@@ -68,10 +71,11 @@ def _lose(
     lose()
     begin = time.monotonic()
     noticed = _until(lambda: server.health()["status"] != "ready", 30)
+    _until(lambda: server.health()["status"] == "ready", 60)
+    back = time.monotonic() - begin
     asking.join(90)
     assert found == expected
-    _until(lambda: server.health()["status"] == "ready", 60)
-    return noticed, time.monotonic() - begin
+    return noticed, back, time.monotonic() - begin
 
 
 def _until(what: Callable[[], bool], seconds: float) -> float:

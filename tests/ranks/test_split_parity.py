@@ -51,15 +51,14 @@ def test_the_default_model_on_three_ranks(default_model: Path) -> None:
         for rank in told:
             print("rank", rank["rank"], "weights", rank["weight_bytes"], "peak", rank["peak_bytes"])
             assert rank["weight_bytes"] <= total / 3 * 1.25 + EMBEDDING
-            if rank["rank"]:
-                assert rank["peak_bytes"] <= total / 3 * 1.25 + EMBEDDING + PROCESS
+            assert rank["peak_bytes"] <= total / 3 * 1.25 + EMBEDDING + PROCESS
     finally:
         split.stop()
 
 
 EMBEDDING = 49152 * 576 * 9 // 8
 """Bytes of the default model's embedding, which every rank has: 8 bits, a scale and a bias for 32."""
-PROCESS = 320 << 20
+PROCESS = 384 << 20
 """What a process takes beside weights: Python, MLX, buffers, a prefix cache and the state of requests."""
 
 

@@ -25,6 +25,7 @@ from millrace.serving.catalogue import ModelSpec
 from millrace.serving.metrics import Metrics
 from millrace.serving.opening import Opening, Workplace
 from millrace.serving.ranks.group import Group
+from millrace.serving.ranks.versions import here, others
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +117,12 @@ def test_a_model_that_cannot_be_split_says_why_and_what_would_work(folder: str) 
     assert ended.returncode == 1
     assert "error: The model cannot be split over 3 ranks" in told
     assert "4 attention heads cannot be divided by 3" in told and "with 2 ranks" in told
+
+
+def test_ranks_that_run_other_versions_are_told_apart() -> None:
+    assert others(here() | {"python": "3.99"}) == ""
+    assert others(here() | {"mlx": "0.1"}).startswith("mlx 0.1 (here ")
+    assert "missing" in others({})
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,9 @@ class GroupConnection:
         if pid is None:
             return
         watch = Watch(lambda: processor_time(pid), frozen=SILENT_SECONDS)
-        pulse = await until_ill(lambda: engine.reading() or Reading(), watch, lambda pulse: None)
+        pulse = await until_ill(
+            lambda: engine.reading() or Reading(), watch, lambda pulse: None, every=BEAT_SECONDS
+        )
         with contextlib.suppress(asyncio.InvalidStateError):
             if pulse is Pulse.FROZEN:
                 self._lose(EngineGone("rank 0 was frozen and has been ended", Cause.OUTSIDE))

@@ -6,6 +6,8 @@ is up when all ranks are, and gone as soon as one of them is.
 
 from __future__ import annotations
 
+import logging
+import os
 import secrets
 import socket
 import time
@@ -18,6 +20,8 @@ from millrace.config import EngineConfig, GroupConfig, RankHost, RankSeat
 from millrace.errors import EngineUnavailable, MillraceError
 from millrace.serving.ranks.local import StartedWorkers
 from millrace.serving.ranks.member import Member
+
+log = logging.getLogger("millrace.ranks")
 
 ABSENT_SECONDS = 20.0
 """How long requests wait for a rank that cannot be reached, before they are told that it cannot."""
@@ -53,6 +57,13 @@ class Group:
             for rank, host in enumerate(self.config.hosts)
             if rank
         ]
+        cores = os.cpu_count() or 1
+        if self.config.started and self.config.backend == "ring" and self.size > cores:
+            log.warning(
+                "%d ranks on %d cores: one that waits for another keeps a core busy, so they hold each "
+                "other up",
+                *(self.size, cores),
+            )
         self.lost_since: float | None = time.monotonic()
         self.on_absent: Callable[[MillraceError], None] = lambda error: None
         """Hears, again and again, why requests cannot be served for a while."""

@@ -28,6 +28,7 @@ from millrace.distributed.messages import (
 )
 from millrace.serving.connection import EngineGone, gone
 from millrace.serving.ranks.link import Link, connect
+from millrace.serving.ranks.versions import others
 from millrace.serving.suspicion import Cause
 
 log = logging.getLogger("millrace.ranks")
@@ -90,6 +91,8 @@ class Member:
                         log.info("[rank %d] %s", self.rank, text)
                     case About() as about:
                         self.about = about
+                        if differ := others(about.versions):
+                            log.warning("%s runs other versions: %s", self.where, differ)
                     case Measured() | Looked() as answer:
                         if self._answer is not None and not self._answer.done():
                             self._answer.set_result(answer)

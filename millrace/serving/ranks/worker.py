@@ -11,7 +11,6 @@ import contextlib
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from importlib import metadata
 from pathlib import Path
 
 import msgspec
@@ -49,7 +48,7 @@ from millrace.serving.ranks.child import Child
 from millrace.serving.ranks.files import difference, files_of
 from millrace.serving.ranks.link import Link, accept
 from millrace.serving.ranks.probing import measure
-from millrace.version import __version__
+from millrace.serving.ranks.versions import here
 
 log = logging.getLogger("millrace.serving")
 
@@ -259,15 +258,5 @@ class Worker:
                 await child.end()
 
 
-def versions() -> dict[str, str]:
-    found = {"millrace": __version__, "python": sys.version.split()[0]}
-    for name in ("mlx", "mlx-lm"):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
 def _about() -> About:
-    return About(versions(), host_memory() or 0, tuple(store.names()))
+    return About(here(), host_memory() or 0, tuple(store.names()))
