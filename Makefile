@@ -18,7 +18,7 @@ CLIENTS ?= .venv-clients
 GATEWAY ?= .venv-gateway
 PAGE    ?= .venv-page
 
-.PHONY: help setup serve test lint unit test-heavy test-agents test-clients test-gateway demo-gateway test-page test-ranks test-fuzz test-minilm bench-core clean
+.PHONY: help setup serve test lint unit test-heavy test-agents test-clients test-gateway demo-gateway test-page test-package test-ranks test-fuzz test-minilm bench-core clean
 
 help:  ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -86,6 +86,9 @@ $(PAGE)/.installed: tests/page/requirements.txt tests/page/constraints.txt
 
 test-page: setup $(PAGE)/.installed  ## The page at / in a chromium, where there is one (MILLRACE_BROWSER names another)
 	@MILLRACE_PAGE=1 MILLRACE_PYTHON=$(abspath $(BIN))/python $(PAGE)/bin/python -m pytest tests/page -rs --timeout 300 $(ARGS)
+
+test-package: setup  ## The wheel and the checkout installed by pip, pipx, uv and Docker's steps, each into nothing
+	@MILLRACE_PACKAGE=1 $(BIN)/python -m pytest tests/package -s --timeout 1800 $(ARGS)
 
 demo-gateway: setup $(GATEWAY)/.installed  ## Two workers behind it, of which one is killed and replaced under load
 	@$(BIN)/python benchmarks/gateway.py --smg $(GATEWAY)/bin/smg --demo $(ARGS)

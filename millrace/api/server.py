@@ -152,6 +152,8 @@ class _Drain:
                 running,
                 self._timeout,
             )
+        else:
+            log.info("ending: no request is running, models are let go")
         for other in self._beside:
             other.drain(self._timeout + _LAST_WORDS)
         loop.call_later(self._timeout, self._cut)

@@ -10,6 +10,7 @@ from millrace.cli import (
     backend,
     bench,
     chat,
+    clean,
     doctor,
     embed,
     launch,
@@ -17,6 +18,7 @@ from millrace.cli import (
     models,
     prove,
     serve,
+    service,
     worker,
 )
 from millrace.errors import MillraceError
@@ -42,7 +44,21 @@ def _root(
         raise typer.Exit
 
 
-for _module in (serve, worker, backend, chat, launch, embed, models, loaded, doctor, prove, bench):
+for _module in (
+    serve,
+    service,
+    worker,
+    backend,
+    chat,
+    launch,
+    embed,
+    models,
+    loaded,
+    clean,
+    doctor,
+    prove,
+    bench,
+):
     _module.register(app)
 
 

@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from millrace.cli.completion import model_names
+
 _NAME = "A name from 'millrace list', a folder, a GGUF file, or a Hugging Face id (org/name)."
 
 _NOT_SERVED = " (not supported: there is no such model class here, and it cannot be served)"
@@ -25,7 +27,7 @@ def register(app: typer.Typer) -> None:
 
 
 def pull(
-    name: Annotated[str, typer.Argument(help=_NAME)] = "smollm2",
+    name: Annotated[str, typer.Argument(help=_NAME, autocompletion=model_names)] = "smollm2",
 ) -> None:
     """Fetch a model, or convert a GGUF file, so that it is ready to serve."""
     from millrace.cli.progress import reporter
@@ -73,7 +75,7 @@ def list_(as_json: Json = False) -> None:
 
 
 def show(
-    name: Annotated[str, typer.Argument(help=_NAME)] = "smollm2",
+    name: Annotated[str, typer.Argument(help=_NAME, autocompletion=model_names)] = "smollm2",
     as_json: Json = False,
 ) -> None:
     """Show what a model on this machine is: shape, weights, window, ends, template."""
@@ -149,7 +151,9 @@ def formats_of(folder: Path) -> tuple[str, str | None]:
 
 
 def rm(
-    name: Annotated[str, typer.Argument(help="A name from 'millrace list'.")],
+    name: Annotated[
+        str, typer.Argument(help="A name from 'millrace list'.", autocompletion=model_names)
+    ],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Remove a model from this machine."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,12 @@ def catalogue_of(
 ) -> tuple[Catalogue, list[ModelSpec]]:
     """All that can be asked for, and what of it is loaded at the start."""
     stays = time_of("--ttl", ttl)
-    bind(config.host, config.port).close()  # tried before anything is downloaded
+    # What can be wrong is told before anything is downloaded.
+    bind(config.host, config.port).close()
+    _check_formats(config.engine.tool_format, config.engine.reasoning_format, config.engine.pooling)
+    for key, table in tables.items():
+        with _told_of(key):
+            _check_formats(table.tool_format, table.reasoning_format, table.pooling)
     base = ModelSpec(engine=config.engine, defaults=config.defaults, ttl=stays, named=True)
     served = specs_of(models, tables, base, progress, name=name, aliases=aliases, pins=pins)
     found = ModelSpec(
@@ -159,18 +165,29 @@ def _sound(spec: ModelSpec) -> ModelSpec:
         if not name or not name.isprintable() or len(name) > MOST_NAME:
             raise SetupError(f"'{name[:MOST_NAME]}' is no name for a model.")
     engine = spec.engine
-    try:
-        if engine.tool_format is not None:
-            by_name(engine.tool_format)
-        if engine.reasoning_format is not None:
-            thought_by_name(engine.reasoning_format)
-        if engine.pooling is not None:
-            pooling_called(engine.pooling)
+    with _told_of(spec.name):
+        _check_formats(engine.tool_format, engine.reasoning_format, engine.pooling)
         Conversation(messages=[], template_arguments=spec.template_arguments)
-    except MillraceError as error:
-        raise SetupError(f"The model '{spec.name}': {error.message}") from error
     aliases = tuple(a for a in dict.fromkeys(spec.aliases) if a != spec.name)
     return replace(spec, aliases=aliases)
+
+
+def _check_formats(tool: str | None, reasoning: str | None, pooling: str | None) -> None:
+    if tool is not None:
+        by_name(tool)
+    if reasoning is not None:
+        thought_by_name(reasoning)
+    if pooling is not None:
+        pooling_called(pooling)
+
+
+@contextmanager
+def _told_of(name: str) -> Iterator[None]:
+    """What is wrong is told with the model that it is wrong of."""
+    try:
+        yield
+    except MillraceError as error:
+        raise SetupError(f"The model '{name}': {error.message}") from error
 
 
 def pinned(specs: Sequence[ModelSpec], pins: Sequence[str]) -> list[ModelSpec]:

@@ -1,8 +1,12 @@
-"""A progress bar for long steps that report (stage, done, total)."""
+"""What long steps show: a bar for those that report (stage, done, total), a line for models that load."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import shutil
+import sys
+import time
 from collections.abc import Callable, Iterator
 
 
@@ -45,3 +49,32 @@ class _Bar:
 
     def stop(self) -> None:
         self._progress.stop()
+
+
+class LoadingLine:
+    """A line that says over and over what is going on, where somebody looks on; gone when it ends.
+
+    The cursor waits at its beginning: what engines log from processes of their own is written over it.
+    """
+
+    def __init__(self, say: Callable[[], str]) -> None:
+        self._say = say
+        self._task = asyncio.create_task(self._tell()) if sys.stderr.isatty() else None
+
+    async def _tell(self) -> None:
+        start = time.monotonic()
+        while True:
+            text = f"{self._say()} ({time.monotonic() - start:.0f} s)"
+            _write(f"\x1b[2K{text[: shutil.get_terminal_size().columns - 1]}\r")
+            await asyncio.sleep(0.2)
+
+    def end(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+            _write("\x1b[2K")
+
+
+def _write(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()

@@ -13,6 +13,7 @@ from millrace.cli import rank_options
 from millrace.cli import sampling_options as sampling
 from millrace.cli import specprefill as specprefill_options
 from millrace.cli import telling_options as telling
+from millrace.cli.completion import model_names
 from millrace.cli.panels import add_in_panels
 from millrace.cli.settings import tables_of, use_file
 from millrace.config import EngineConfig, Isolation, ServeConfig, SmgEngine, Weights
@@ -25,17 +26,18 @@ def serve(
         typer.Argument(
             help="Models that are loaded at the start: folders, GGUF files, Hugging Face ids or "
             "local names, or NAME=MODEL; the small default model if left out. Others on this "
-            "machine are loaded when they are asked for."
+            "machine are loaded when they are asked for.",
+            autocompletion=model_names,
         ),
     ] = None,
     config_: Annotated[
         str | None,
         typer.Option(
             "--config",
+            envvar="MILLRACE_CONFIG",
             is_eager=True,
             callback=use_file,
-            help="A file of these options and of models; millrace.toml in the current folder or in "
-            "millrace's own if not given.",
+            help="A file of these options and of models; millrace.toml here or in millrace's own folder.",
         ),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",

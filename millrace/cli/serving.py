@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shlex
 import shutil
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from millrace.errors import SetupError
@@ -23,9 +26,11 @@ if TYPE_CHECKING:
 
 async def run(config: ServeConfig, catalogue: Catalogue, first: list[ModelSpec]) -> None:
     from millrace.api.responses.store import open_store
+    from millrace.cli.progress import LoadingLine
     from millrace.media.limits import MediaLimits
     from millrace.models.encoders import encoder_in
     from millrace.models.footprint import device_budget
+    from millrace.occupancy import occupy
     from millrace.serving.adapters import AdapterLibrary
     from millrace.serving.limits import RateLimits
     from millrace.serving.listening import bind
@@ -41,6 +46,7 @@ async def run(config: ServeConfig, catalogue: Catalogue, first: list[ModelSpec])
     Volatile(config.engine.strip_volatile)
     lines = read_file(config.warm) if config.warm else []
     listener = bind(config.host, config.port)
+    occupy()
     workplace = Workplace()
     store = open_store(config.store, config.store_days)
     media = MediaDesk(
@@ -82,6 +88,7 @@ async def run(config: ServeConfig, catalogue: Catalogue, first: list[ModelSpec])
         for instance in registry.instances():
             # The engines are starting in their own processes meanwhile.
             await asyncio.wait({instance.opened})
+        line = LoadingLine(lambda: _loading(registry))
         from millrace.api.context import Context
         from millrace.api.server import serve
 
@@ -92,13 +99,15 @@ async def run(config: ServeConfig, catalogue: Catalogue, first: list[ModelSpec])
             warning = _exposed(config.smg.rpartition(":")[0].strip("[]"), config) or warning
         names = [s.name for s in first]
         encodes = bool(first) and encoder_in(first[0].engine) is not None
-        telling = asyncio.create_task(_tell_progress(registry))
 
         def ready() -> None:
-            telling.cancel()
+            line.end()
             _welcome(names, address, config, warning, encodes, _facts(registry))
 
-        await serve(context, listener, ready, beside)
+        try:
+            await serve(context, listener, ready, beside)
+        finally:
+            line.end()
     finally:
         await media.close()
         store.close()
@@ -123,19 +132,10 @@ def _worker(
     return SmgFront(registry, spec, config, limits, metrics, address)
 
 
-async def _tell_progress(registry: Registry) -> None:
-    """How far the first loads are, where somebody looks on."""
-    if not sys.stderr.isatty():
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("starting") as line:
-        while True:
-            loading = [i for i in registry.instances() if i.phase in ("wished", "loading")]
-            line.update(
-                "; ".join(f"{i.spec.name}: {i.client.stage}" for i in loading) or "starting"
-            )
-            await asyncio.sleep(0.2)
+def _loading(registry: Registry) -> str:
+    """How far the first loads are."""
+    loading = [i for i in registry.instances() if i.phase in ("wished", "loading")]
+    return "; ".join(f"{i.spec.name}: {i.client.stage}" for i in loading) or "starting"
 
 
 def _exposed(address: str, config: ServeConfig) -> str | None:
@@ -171,8 +171,12 @@ def _facts(registry: Registry) -> list[str]:
 
 
 def _command() -> str:
-    """How the command is called here, so that what is shown works as it is printed."""
-    return "millrace" if shutil.which("millrace") else f"{sys.executable} -m millrace"
+    """How this very program is called here, so that what is shown works as it is printed."""
+    own = Path(sys.argv[0]).absolute()
+    if own.name == "millrace" and os.access(own, os.X_OK):
+        found = shutil.which("millrace")
+        return "millrace" if found and os.path.samefile(found, own) else shlex.quote(str(own))
+    return f"{shlex.quote(sys.executable)} -m millrace"
 
 
 def _welcome(
@@ -191,7 +195,7 @@ def _welcome(
     served = " and ".join(names) or "models on demand"
     out.print(f"\n[bold green]millrace[/] serves [bold]{served}[/] at [bold]{base}[/]")
     for line in facts:
-        out.print(f"  {line}", markup=False)
+        out.print(f"  {line}", markup=False, soft_wrap=True)
     out.print()
     if warning:
         out.print(f"[bold red]Warning:[/] {warning}\n", soft_wrap=True)
@@ -215,7 +219,9 @@ def _welcome(
     )
     option = " --api-key KEY" if config.api_keys else ""
     if not encodes:
-        out.print(f"  {_command()} chat --url {base}{option}", markup=False)
+        out.print(f"  {_command()} chat --url {base}{option}", markup=False, soft_wrap=True)
     out.print(
-        f"  {base}/ in a browser: chat, dashboard, models; {base}/docs: the API\n", markup=False
+        f"  {base}/ in a browser: chat, dashboard, models; {base}/docs: the API\n",
+        markup=False,
+        soft_wrap=True,
     )

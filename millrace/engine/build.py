@@ -21,6 +21,7 @@ from millrace.models import blas, device
 from millrace.models.encoders import encoder_in
 from millrace.models.footprint import CACHE_SHARE, DRAFT_PART
 from millrace.models.vision.families import picture_room
+from millrace.occupancy import occupy
 from millrace.protocol import Loading, Ready
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def build(
     # Before anything imports mlx.core: a BLAS loaded later is not used.
     device.before_import()
     blas.prepare()
+    occupy()
     transport.send(Loading("loading the model"))
     facts = encoder_in(config)
     if facts is not None:

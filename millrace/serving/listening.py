@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 
 from millrace.errors import SetupError
+
+_ADVICE = {
+    errno.EADDRINUSE: "Another program listens there: end it, or choose another port with --port.",
+    errno.EACCES: "Ports below 1024 are the system's: choose another with --port.",
+}
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -17,8 +23,6 @@ def bind(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise SetupError(
-            f"Cannot listen on {host}:{port}: {error.strerror}. Is another server running there? "
-            f"Choose another port with --port."
-        ) from error
+        advice = _ADVICE.get(error.errno or 0, "Choose an address of this machine with --host.")
+        raise SetupError(f"Cannot listen on {host}:{port}: {error.strerror}. {advice}") from error
     return listener

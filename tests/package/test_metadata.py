@@ -19,9 +19,7 @@ PLATFORMS = {
     "mac": _MAC | {"platform_machine": "arm64"},
 }
 # `millrace` alone belongs to others on PyPI.
-_OTHERS = re.compile(
-    r"\b(?:pip|pipx|uv|tool|install)\s+(?:install\s+)?(?:-\S+\s+)*['\"]?millrace\b(?!-server)"
-)
+_OTHERS = re.compile(r"\b(?:pip|pipx|tool)\s+install\s+(?:-\S+\s+)*['\"]?millrace\b(?!-server)")
 
 
 def project() -> dict[str, Any]:
