@@ -168,13 +168,13 @@ export class Chat {
   }
 
   /** Another tab has saved a conversation, or taken one away. What is going on here is left alone. */
-  async changedElsewhere({ saved, gone }) {
+  async changedElsewhere({ head, gone }) {
     const { talk } = this;
     const untouched = () => this.talk === talk && !this.answer && !this.turns.querySelector(".edit");
     this.list.show();
     if (!talk.root.children.length || !untouched()) return;
-    if (saved === talk.id) {
-      const found = await this.read(saved), { scrollTop } = this.scroll;
+    if (head?.id === talk.id) {
+      const found = await this.read(talk.id), { scrollTop } = this.scroll;
       if (!found || !untouched()) return;
       this.take(found);
       this.scroll.scrollTop = scrollTop;

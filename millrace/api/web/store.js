@@ -7,10 +7,26 @@ const NAME = "millrace", TALKS = "conversations", LISTED = "listed", STAMPS = "s
 const held = new Map(); // conversations, where the browser keeps none
 const seen = new Map(); // conversation → the stamp that it had when this tab last read or wrote it
 const losses = new Set(), changes = new Set();
+const early = []; // what changed before the heads were read
+let heads = null; // conversation → its name and time, once they were read
 const tabs = globalThis.BroadcastChannel ? new BroadcastChannel(NAME) : null;
 let opened = null, lost = null;
 
-if (tabs) tabs.onmessage = ({ data }) => { for (const heard of changes) heard(data); };
+if (tabs) tabs.onmessage = ({ data }) => { note(data); for (const heard of changes) heard(data); };
+
+function note(change) {
+  const { head, gone } = change;
+  if (!heads) early.push(change);
+  else if (head) heads.set(head.id, head);
+  else if (gone) heads.delete(gone);
+  else heads.clear();
+}
+
+/** Have it known, here and in the other tabs, what was saved or taken away. */
+function tell(change) {
+  note(change);
+  tabs?.postMessage(change);
+}
 
 /** Be told, once, when conversations cannot be kept beyond this tab. */
 export function onLost(heard) {
@@ -18,7 +34,7 @@ export function onLost(heard) {
   if (lost) heard(lost);
 }
 
-/** Be told of what other tabs save ({ saved: id }) and take away ({ gone: id, or null for all }). */
+/** Be told of what other tabs save ({ head }) and take away ({ gone: its id, or null for all }). */
 export const onChange = (heard) => changes.add(heard);
 
 function open() {
@@ -79,7 +95,7 @@ export async function save(talk) {
     };
   }, () => held.set(talk.id, talk));
   seen.set(talk.id, stamp);
-  tabs?.postMessage({ saved: talk.id });
+  tell({ head: brief(talk) });
 }
 
 export async function load(id) {
@@ -90,12 +106,12 @@ export async function load(id) {
 
 export async function forget(id) {
   await inside("readwrite", (talks) => talks.delete(id), () => held.delete(id));
-  tabs?.postMessage({ gone: id });
+  tell({ gone: id });
 }
 
 export async function clear() {
   await inside("readwrite", (talks) => talks.clear(), () => held.clear());
-  tabs?.postMessage({ gone: null });
+  tell({ gone: null });
 }
 
 export const all = () => inside("readonly", (talks) => talks.getAll(), () => [...held.values()]);
@@ -103,10 +119,15 @@ export const all = () => inside("readonly", (talks) => talks.getAll(), () => [..
 const brief = ({ id, title, updated }) => ({ id, title, updated });
 const newest = () => [...held.values()].sort((a, b) => b.updated - a.updated);
 
-/** Names and times of all, newest first; those alone are read. */
-export function listed() {
-  return walked((talks) => talks.index(LISTED).openKeyCursor(null, "prev"),
-    ({ key: [updated, title], primaryKey }) => ({ id: primaryKey, title, updated }), () => newest().map(brief));
+/** Names and times of all, newest first; those alone are read, and once. */
+export async function listed() {
+  if (!heads) {
+    const list = await walked((talks) => talks.index(LISTED).openKeyCursor(null, "prev"),
+      ({ key: [updated, title], primaryKey }) => ({ id: primaryKey, title, updated }), () => newest().map(brief));
+    heads ??= new Map(list.map((head) => [head.id, head]));
+    for (const change of early.splice(0)) note(change);
+  }
+  return [...heads.values()].sort((a, b) => b.updated - a.updated);
 }
 
 /** Those of which `wanted` is true, newest first. One at a time is in memory. */
