@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 GUESSED_WORTH = 24
 """How many tokens cost what a chunk costs by itself, until chunks of two sizes have been seen."""
+SMALLEST_CHUNK = 8
+_TRY = 3 * SMALLEST_CHUNK
+"""Tokens of a chunk that is to show what a token adds."""
 SMALL = 32
 """Tokens of a chunk that shows what a chunk costs by itself."""
 _WEIGHT = 0.3
@@ -69,17 +72,20 @@ class ChunkCost:
 
     @property
     def least(self) -> float | None:
-        """What a small chunk takes; None if there was none lately."""
+        """What the smallest chunk takes, judged from small ones; None if there was none lately."""
         small = [s for s in self._seen.values() if s.tokens <= SMALL]
-        return min(s.seconds for s in small) if small else None
+        added = self.token if len(self._points) > 1 else 0.0
+        beyond = (s.seconds - added * max(0.0, s.tokens - SMALLEST_CHUNK) for s in small)
+        return max(0.0, min(beyond)) if small else None
 
     @property
     def worth(self) -> int:
-        """How many tokens take as long as a small chunk does; a try, if that is not known."""
+        """How many tokens take as long as a chunk does without any; a try, if that is not known: of the
+        smallest, unless that is what has been seen."""
         points = self._points
         if self.least is None or len(points) < 2:
-            return 4 * SMALL
-        return int(self.least / self.token)
+            return SMALLEST_CHUNK if points and points[0][0] >= 2 * SMALLEST_CHUNK else _TRY
+        return max(0, int(self.least / self.token) - SMALLEST_CHUNK)
 
     def of(self, tokens: float) -> float:
         """Seconds that a chunk of so many tokens should take."""

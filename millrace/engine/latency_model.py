@@ -10,7 +10,7 @@ the end.
 
 from __future__ import annotations
 
-from millrace.engine.chunkcost import GUESSED_WORTH, ChunkCost
+from millrace.engine.chunkcost import GUESSED_WORTH, SMALLEST_CHUNK, ChunkCost
 
 GAP_IN_STEPS = 2.5
 GAP_IN_STEPS_TO_COME = 1.5
@@ -18,7 +18,6 @@ GAP_UNDER_PRESSURE = 0.12
 """Seconds that a gap may have while many wait."""
 _MANY, _MANY_PER_RUNNING = 3, 0.5
 """Rows that are many to wait: so many, and so many for each that runs."""
-SMALLEST_CHUNK = 8
 GROWTH = 2
 """A chunk is at most this many times as large as those before it: what larger ones take is a guess."""
 _EMA_WEIGHT = 0.3

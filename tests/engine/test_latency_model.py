@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,6 +58,23 @@ def test_chunks_find_their_size_whatever_they_take(
         # Where a chunk of any size takes too long, one must be worth it.
         assert size == SMALLEST_CHUNK or gap <= 1.2 * GAP_IN_STEPS * step or no_way
     assert sizes[-1] >= min(512, 0.5 * min(fitting[150:])) - 2, (sizes[-1], fitting[-1])
+
+
+@pytest.mark.parametrize("first", [[], [24], [30], [8], [24, 400], [512]])
+def test_chunks_of_a_model_whose_tokens_are_dear_are_small_whatever_was_seen_first(
+    first: list[int],
+) -> None:
+    """A chunk of few tokens that takes long need not take long for being a chunk."""
+    latency = LatencyModel(512)
+    for tokens in first:
+        latency.saw_chunk(tokens, 0.05 + 0.0185 * tokens)
+    for _ in range(10):
+        latency.saw_step(2, 0.1)
+    sizes = []
+    for _ in range(50):
+        sizes.append(latency.limit(2))
+        latency.saw_gap(2, sizes[-1], 0.15 + 0.0185 * sizes[-1])
+    assert max(sizes) <= 24 and sizes[20:] == [SMALLEST_CHUNK] * 30
 
 
 def test_steps_that_were_not_measured_are_judged_from_those_that_were() -> None:

@@ -15,8 +15,8 @@ from millrace.cache.operations import AnyOperation
 from millrace.cache.residency import Operations
 from millrace.engine.books import Job, Stage
 from millrace.engine.cache_use import CacheUse
-from millrace.engine.chunkcost import ChunkCost
-from millrace.engine.latency_model import GROWTH, IDLE_SECONDS, SMALLEST_CHUNK
+from millrace.engine.chunkcost import SMALLEST_CHUNK, ChunkCost
+from millrace.engine.latency_model import GROWTH, IDLE_SECONDS
 from millrace.engine.memory import StateCost, capacity
 from millrace.engine.shapes import Shapes
 from millrace.engine.specprefill.operations import (
@@ -34,7 +34,7 @@ from millrace.protocol.specprefill import Scoring, Selected
 
 AHEAD = 8
 """Tokens that the draft goes on by: what they look at is what matters."""
-_FIRST = 128
+_FIRST = 32
 """Tokens of the first chunk beside running rows, before it is known what one takes."""
 
 
