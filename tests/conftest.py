@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -24,6 +26,9 @@ settings.load_profile("millrace")
 # A shell that starts the tests in the background has them ignore interrupts, which some are about.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# Every server is two processes of hundreds of modules: to compile them all at each start takes minutes.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # Tests that run side by side get a core each: BLAS threads that outnumber the cores wait for each other.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -31,18 +36,90 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = os.environ.get("MILLRACE_PYTHON", sys.executable)
 """What servers are started with, where the tests run without millrace's own environment."""
-LONGEST = ("test_faults", "test_replay", "test_lines_37_to_42", "test_fuzz", "test_neighbours")
-"""Files that take minutes. A file is one worker's: begun last, they would run alone at the end."""
+LONGEST = (
+    "test_faults",
+    "test_lines_37_to_42",
+    "test_models_on_demand",
+    "test_cache_faults",
+    "test_openapi",
+    "test_neighbours",
+    "test_replay",
+    "test_disconnects",
+    "test_admission",
+    "test_fuzz",
+)
+"""Files that take long. A file is one worker's: begun last, they would run alone at the end."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Else those with the fewest tests would come last, which are those that take longest.
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.stem not in LONGEST)
 
 
+_ports = iter(random.SystemRandom().sample(range(10_000, 32_000), 20_000))
+"""Below those that systems give to connections: one that is free stays so until a server has it."""
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    for port in _ports:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError("no port is free")
+
+
+PATIENCE = 120.0
+"""Seconds for what takes a moment on an idle machine. Tests may run on one that is slow, busy, and stalls
+any process for seconds: they wait for what must come, and hold still what must not have passed."""
+
+
+def until(condition: Callable[[], object], patience: float = PATIENCE) -> bool:
+    """Whether it comes to pass: at once on an idle machine, and in time on a busy one."""
+    deadline = time.monotonic() + patience
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+@contextlib.contextmanager
+def held(pid: int) -> Iterator[None]:
+    """A process that does not get to run. Servers end an engine that is silent for eight seconds."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+class Gate:
+    """Before the engines of servers that have its `env`: while it is closed, those that start wait."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "closed"
+
+    @property
+    def env(self) -> dict[str, str]:
+        found = [str(ROOT / "tests" / "gate"), os.environ.get("PYTHONPATH", "")]
+        return {
+            "PYTHONPATH": os.pathsep.join(filter(None, found)),
+            "MILLRACE_TEST_GATE": str(self._file),
+        }
+
+    @contextlib.contextmanager
+    def closed(self) -> Iterator[None]:
+        self._file.touch()
+        try:
+            yield
+        finally:
+            self._file.unlink()
 
 
 def ended(process: subprocess.Popen[Any], timeout: float) -> int:
@@ -70,7 +147,7 @@ class Server:
         self.url = f"http://127.0.0.1:{self.port}"
         # One client for all: each costs a context for TLS, which takes longer than most requests.
         self.http = httpx.Client(
-            base_url=self.url, timeout=120, limits=httpx.Limits(max_connections=None)
+            base_url=self.url, timeout=PATIENCE, limits=httpx.Limits(max_connections=None)
         )
         # A file, not a pipe: nobody reads along, and a full pipe would stop the server.
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
@@ -108,10 +185,20 @@ class Server:
         file = self._log.fileno()  # its position is the server's, too: read without moving it
         return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
 
-    def kill_engine(self) -> None:
-        os.kill(self.status()["engine_pid"], signal.SIGKILL)
+    @property
+    def engine(self) -> int:
+        """Its first model's process."""
+        return int(self.status()["engine_pid"])
 
-    def stop(self, timeout: float = 40) -> int:
+    def kill_engine(self) -> None:
+        os.kill(self.engine, signal.SIGKILL)
+
+    def restarted(self, before: int = 0) -> None:
+        """Waits until an engine has been replaced once more, and the new one is ready."""
+        assert until(lambda: self.status()["restarts"] > before), self.log()[-3000:]
+        self.wait_ready()
+
+    def stop(self, timeout: float = PATIENCE) -> int:
         return ended(self.process, timeout)
 
 

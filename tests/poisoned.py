@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,17 @@ def make(folder: Path, tokenizer_of: Path) -> Path:
     config.write_text(json.dumps(json.loads(config.read_text()) | own))
     shutil.copy(Path(__file__).with_name("poisoned_model.py"), folder)
     return folder
+
+
+@contextmanager
+def hold(folder: Path) -> Iterator[None]:
+    """Meanwhile no answer of this model comes to its end: its engine stands still after some tokens."""
+    file = folder.with_suffix(".hold")
+    file.touch()
+    try:
+        yield
+    finally:
+        file.unlink()
 
 
 def in_prompt(token: int, length: int = 40) -> dict[str, Any]:

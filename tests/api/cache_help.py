@@ -6,7 +6,7 @@ import random
 import time
 from typing import Any
 
-from conftest import Server
+from conftest import PATIENCE, Server
 
 WORDS = ("water", "wheel", "stone", "grain", "river", "sluice", "flour", "sack", "bread", "rope")
 
@@ -18,7 +18,7 @@ def text(words: int, seed: int) -> str:
 
 
 def report(server: Server, **headers: str) -> dict[str, Any]:
-    response = server.http.get("/v1/cache", headers=headers, timeout=30)
+    response = server.http.get("/v1/cache", headers=headers)
     assert response.status_code == 200, response.text
     return dict(response.json()["models"][0])
 
@@ -46,7 +46,7 @@ def run(answer: dict[str, Any]) -> int:
     return int(answer["usage"]["prompt_tokens"]) - cached(answer)
 
 
-def wait_written(server: Server, patience: float = 20.0) -> None:
+def wait_written(server: Server, patience: float = PATIENCE) -> None:
     """Until all that is in memory is on disk, too."""
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:

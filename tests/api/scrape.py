@@ -32,7 +32,7 @@ def label_names(server: Server, sample: str) -> set[str]:
 
 
 def _text(server: Server) -> str:
-    response = server.http.get("/metrics", timeout=10)
+    response = server.http.get("/metrics")
     assert response.status_code == 200
     assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
     return response.text

@@ -5,9 +5,7 @@ Behaviours 1 to 6, 10, 12 and 22 on /v1/messages; a small and busy server with a
 
 from __future__ import annotations
 
-import json
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ import httpx
 import pytest
 from api import tiny_folder
 from api.anthropic_help import HELLO, client_of, events
-from conftest import Server
+from conftest import PATIENCE, Server, held, until
 
 KEY = {"x-api-key": "sesame"}
 ASK: dict[str, Any] = {"max_tokens": 4, "messages": HELLO}
@@ -167,7 +165,7 @@ def test_a_bad_field_is_named(small: Server, change: dict[str, Any], named: str)
 @pytest.mark.parametrize("body", [b"{", b"", b"[1]", b'{"messages": "\xff"}', b"[" * 5000])
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
 def test_invalid_json(small: Server, path: str, body: bytes) -> None:
-    response = small.http.post(f"{path}", content=body, headers=KEY, timeout=10)
+    response = small.http.post(f"{path}", content=body, headers=KEY)
     _error(response, 400, "invalid_request_error")
 
 
@@ -217,14 +215,12 @@ def _begun(server: Server, id: str) -> threading.Thread:
         target=server.post, args=("/v1/messages", LONG), kwargs={"headers": headers}
     )
     thread.start()
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        url = f"{server.url}/v1/status"
-        live = httpx.get(url, headers=KEY).json()["models"][0]["requests"]
-        if any(r["id"] == id for r in live):
-            return thread
-        time.sleep(0.02)
-    raise TimeoutError(id)
+    assert until(lambda: any(r["id"] == id for r in _status(server)["requests"])), id
+    return thread
+
+
+def _status(server: Server) -> dict[str, Any]:
+    return dict(server.http.get("/v1/status", headers=KEY).json()["models"][0])
 
 
 def test_pings_errors_and_429_of_a_busy_server(small: Server) -> None:
@@ -241,16 +237,17 @@ def test_pings_errors_and_429_of_a_busy_server(small: Server) -> None:
     waiting = threading.Thread(
         target=lambda: reported.extend(events(small, LONG, came, headers=headers))
     )
-    waiting.start()
-    for _ in range(2):
-        assert pings.acquire(timeout=60), "nothing keeps it alive"
-    refused = small.post("/v1/messages", ASK, headers=KEY)
+    with held(_status(small)["engine_pid"]):
+        waiting.start()
+        for _ in range(2):
+            assert pings.acquire(timeout=PATIENCE), "nothing keeps it alive"
+        refused = small.post("/v1/messages", ASK, headers=KEY)
     assert _error(refused, 429, "rate_limit_error")
     assert int(refused.headers["retry-after"]) >= 1
     for id in ("second", "first"):
         small.http.delete(f"/v1/requests/{id}", headers=KEY)
-    waiting.join(30)
-    first.join(30)
+    waiting.join(PATIENCE)
+    first.join(PATIENCE)
     kinds = [e["type"] for e in reported]
     assert kinds[0] == "message_start" and kinds.count("message_start") == 1
     assert kinds.count("ping") >= 2
@@ -274,15 +271,13 @@ def test_an_error_in_a_stream_is_raised_by_the_sdk(small: Server) -> None:
 
 def test_a_disconnect_frees_the_slot(small: Server) -> None:
     with httpx.stream(
-        "POST", f"{small.url}/v1/messages", json=LONG | {"stream": True}, headers=KEY, timeout=30
+        "POST",
+        f"{small.url}/v1/messages",
+        json=LONG | {"stream": True},
+        headers=KEY,
+        timeout=PATIENCE,
     ) as response:
         for line in response.iter_lines():
             if "content_block_delta" in line:
                 break
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        status = small.http.get("/v1/status", headers=KEY).json()
-        if not status["models"][0]["requests"]:
-            return
-        time.sleep(0.05)
-    raise AssertionError(json.dumps(status))
+    assert until(lambda: not _status(small)["requests"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,7 @@ import httpx
 import pytest
 from api import scrape, tiny_folder, tiny_shapes
 from api.cache_help import cached, chat, complete, report, run, text
-from conftest import Server
+from conftest import Gate, Server, until
 
 from millrace.config import ApiKey, EngineConfig, ServeConfig
 from millrace.errors import SetupError
@@ -155,19 +154,16 @@ def test_turns_of_a_hybrid(hybrid: Server) -> None:
 
 
 def test_a_client_that_drops_in_the_middle_of_a_prefill(tiny: Server) -> None:
+    def prefilled() -> float:
+        return scrape.total(tiny, "millrace_prefilled_tokens_total")
+
     prompt = text(3000, 7)
     whole = complete(tiny, prompt, 1, cache_salt="cold")["usage"]["prompt_tokens"]
     assert whole > 3000
-
-    def leave_at_half() -> None:
-        body = {"prompt": prompt, "max_tokens": 1, "stream": True}
-        with httpx.stream("POST", f"{tiny.url}/v1/completions", json=body, timeout=30):
-            while not any(r["prefilled_tokens"] > whole / 2 for r in tiny.status()["requests"]):
-                time.sleep(0.002)
-
-    leaving = threading.Thread(target=leave_at_half)
-    leaving.start()
-    leaving.join(30)
+    before, body = prefilled(), {"prompt": prompt, "max_tokens": 1, "stream": True}
+    with tiny.http.stream("POST", "/v1/completions", json=body):
+        assert until(lambda: prefilled() - before > whole / 2)
+    assert until(lambda: not tiny.status()["requests"])
     assert run(complete(tiny, prompt, 1)) <= 0.6 * whole
 
 
@@ -266,20 +262,24 @@ def test_salts_share_nothing(tiny: Server) -> None:
     assert found == [0, 0, found[2], 0] and found[2] > 40
 
 
-def test_while_the_engine_starts_and_restarts(start: Callable[..., Server], folder: Path) -> None:
-    server = start(str(folder))
+def test_while_the_engine_starts_and_restarts(
+    start: Callable[..., Server], folder: Path, tmp_path: Path
+) -> None:
+    gate = Gate(tmp_path)
+    server = start(str(folder), env=gate.env)
     while True:
         try:
-            assert server.http.get("/v1/cache", timeout=60).status_code == 200  # once it is ready
+            assert server.http.get("/v1/cache").status_code == 200  # once it is ready
             break
         except httpx.ConnectError:
             time.sleep(0.02)
     server.wait_ready()
-    server.kill_engine()
-    response = server.http.get("/v1/cache", timeout=30)
+    with gate.closed():
+        server.kill_engine()
+        response = server.http.get("/v1/cache")
     assert response.status_code == 503
     assert response.json()["error"]["code"] == "engine_unavailable"
-    server.wait_ready()
+    server.restarted()
     assert report(server)["enabled"]
 
 
@@ -309,9 +309,7 @@ def test_warm_from_a_file_without_volatile_lines(
     lines = [{"messages": [system]}, {"prompt": text(60, 16), "cache_salt": "f"}]
     file.write_text("\n\n".join(map(json.dumps, lines)))
     server = start(str(folder), "--warm", str(file), "--strip-volatile", "auto").wait_ready()
-    deadline = time.monotonic() + 20
-    while "2 of 2 prompts" not in server.log() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    assert until(lambda: "2 of 2 prompts" in server.log())
     assert run(complete(server, text(60, 16), cache_salt="f")) == 1
     system = {"role": "system", "content": words.format("2033-03-03")}
     for path, body in {

@@ -8,18 +8,18 @@ import contextlib
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import conftest
 import httpx
 import numpy as np
 import ollama
 import openai
 import pytest
 from api.encoding_calls import LENGTH, LONG, Oracle, embedded, near, refused
-from conftest import Server
+from conftest import PATIENCE, Server
 from models import encoder_folders as folders
 from models import numpy_encoders as plain
 
@@ -241,31 +241,21 @@ def test_2048_texts_are_one_request_and_more_are_refused(embedder: Server) -> No
 @contextlib.contextmanager
 def held(server: Server) -> Iterator[int]:
     """An engine that does not get to run: what it is given waits."""
-    pid = server.status()["engine_pid"]
-    os.kill(pid, signal.SIGSTOP)
-    try:
+    pid = server.engine
+    with conftest.held(pid):
         yield pid
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
 
 
 def until(server: Server, requests: int) -> None:
-    deadline = time.monotonic() + 30
-    while len(server.status()["requests"]) != requests:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert conftest.until(lambda: len(server.status()["requests"]) == requests)
 
 
 def test_a_small_request_does_not_wait_for_a_large_one(embedder: Server) -> None:
-    done: list[str] = []
-
     def ask(name: str, given: Any) -> threading.Thread:
-        def post() -> None:
-            embedder.post("/v1/embeddings", {"input": given, "truncate": True})
-            done.append(name)
-
-        worker = threading.Thread(target=post)
+        body, headers = {"input": given, "truncate": True}, {"x-request-id": name}
+        worker = threading.Thread(
+            target=lambda: embedder.post("/v1/embeddings", body, headers=headers)
+        )
         worker.start()
         return worker
 
@@ -274,25 +264,27 @@ def test_a_small_request_does_not_wait_for_a_large_one(embedder: Server) -> None
         until(embedder, 1)
         small = ask("small", "banana")
         until(embedder, 2)
-    small.join(30)
-    large.join(30)
-    assert done == ["small", "large"]
+    small.join(PATIENCE)
+    large.join(PATIENCE)
+    ended = embedder.http.get("/v1/requests", params={"limit": 2}).json()["ended"]
+    assert [r["id"] for r in ended] == ["large", "small"], "newest first"
 
 
 def test_a_killed_engine_loses_nothing(embedder: Server) -> None:
     body = {"input": [f"{LONG} {n}" for n in range(300)], "truncate": True}
     expected = embedder.post("/v1/embeddings", body).json()["data"]
+    before = embedder.status()["restarts"]
     found: list[httpx.Response] = []
     worker = threading.Thread(target=lambda: found.append(embedder.post("/v1/embeddings", body)))
     with held(embedder) as pid:
         worker.start()
         until(embedder, 1)
         os.kill(pid, signal.SIGKILL)
-    worker.join(60)
+    worker.join(PATIENCE)
     assert found[0].status_code == 200, found[0].text
     pairs = zip(found[0].json()["data"], expected, strict=True)
     assert all(near(a["embedding"], b["embedding"]) for a, b in pairs)
-    assert embedder.status()["restarts"] == 1
+    assert embedder.status()["restarts"] == before + 1
 
 
 def test_a_client_that_leaves_frees_the_engine(embedder: Server) -> None:
@@ -300,7 +292,7 @@ def test_a_client_that_leaves_frees_the_engine(embedder: Server) -> None:
 
     async def leave() -> None:
         async with httpx.AsyncClient(base_url=embedder.url) as client:
-            task = asyncio.create_task(client.post("/v1/embeddings", json=body, timeout=60))
+            task = asyncio.create_task(client.post("/v1/embeddings", json=body, timeout=PATIENCE))
             await asyncio.to_thread(until, embedder, 1)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -316,6 +308,6 @@ def test_a_client_that_leaves_frees_the_engine(embedder: Server) -> None:
         cancelled.start()
         until(embedder, 1)
         assert embedder.post("/v1/requests/mine/cancel", {}).status_code == 200
-        cancelled.join(10)
+        cancelled.join(PATIENCE)
         assert not cancelled.is_alive()
     assert len(embedded(embedder, input="banana")) == 1

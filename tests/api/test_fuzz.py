@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,7 @@ import pytest
 import scripted
 from api import tiny_folder
 from api.fuzzing import Fuzzer, Shot
-from conftest import Server
+from conftest import Server, until
 from models import encoder_folders
 from scripted import Rule
 
@@ -106,7 +105,6 @@ def test_no_hostile_request_is_a_fault_of_the_servers(target: Server) -> None:
     assert 200 in [target.post(path, body).status_code for path, body in alive.items()]
     assert target.health()["status"] == "ready"
     assert "the engine is gone" not in target.log()
-    deadline = time.monotonic() + 60
-    while target.status()["requests"] and time.monotonic() < deadline:
-        time.sleep(0.1)  # responses that were asked for in the background come to their end
+    # Responses that were asked for in the background come to their end.
+    until(lambda: not target.status()["requests"])
     assert target.status()["requests"] == []

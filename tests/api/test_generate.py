@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +14,7 @@ import httpx
 import jsonschema
 import pytest
 from api import tiny_folder
-from conftest import Server
+from conftest import PATIENCE, Server, until
 
 from millrace.text.tokenizer import Tokenizer
 
@@ -312,7 +311,7 @@ def test_aborting_is_an_end(tiny: Server) -> None:
     asking = threading.Thread(target=lambda: ended.extend(_whole(tiny, body)))
     asking.start()
     assert _abort(tiny, {"rid": "go"}) == 200
-    asking.join(30)
+    asking.join(PATIENCE)
     assert ended[0]["meta_info"]["finish_reason"]["type"] == "length"
     assert ended[1]["meta_info"]["finish_reason"]["type"] == "abort"
     assert tiny.post("/abort_request", {"rid": "go"}).status_code == 404
@@ -322,7 +321,7 @@ def test_aborting_is_an_end(tiny: Server) -> None:
     asking = threading.Thread(target=lambda: chunks.extend(_chunks(tiny, streamed)))
     asking.start()
     assert _abort(tiny, {"rid": "flow"}) == 200
-    asking.join(30)
+    asking.join(PATIENCE)
     assert [c["meta_info"]["finish_reason"] is not None for c in chunks].count(True) == 1
     assert chunks[-1]["meta_info"]["finish_reason"]["type"] == "abort"
     assert tiny.post("/abort_request", {"abort_all": True}).json() == {"aborted": 0}
@@ -330,11 +329,12 @@ def test_aborting_is_an_end(tiny: Server) -> None:
 
 
 def _abort(server: Server, body: dict[str, Any]) -> int:
-    for _ in range(200):
-        if any(r["made_tokens"] for r in server.status()["requests"] if r["id"] == body["rid"]):
-            return server.post("/abort_request", body).status_code
-        time.sleep(0.02)
-    raise TimeoutError("the request did not begin")
+    def begun() -> bool:
+        requests = server.status()["requests"]
+        return any(r["made_tokens"] for r in requests if r["id"] == body["rid"])
+
+    assert until(begun), "the request did not begin"
+    return server.post("/abort_request", body).status_code
 
 
 @pytest.mark.parametrize(

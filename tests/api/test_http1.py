@@ -7,11 +7,12 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import uvicorn
-from conftest import free_port
+from conftest import PATIENCE, free_port
 
 from millrace.api.http1 import HttpProtocol
 
@@ -46,15 +47,15 @@ class Echo:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         for _ in range(8 if scope["path"] == "/slow" else 0):
             await send({"type": "http.response.body", "body": b".", "more_body": True})
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(0.15)
         await send({"type": "http.response.body", "body": b"read %d" % size})
 
 
-@pytest.fixture
-def echo() -> Iterator[tuple[int, Echo]]:
+@contextmanager
+def serving(protocol: type[HttpProtocol]) -> Iterator[tuple[int, Echo]]:
     app, port = Echo(), free_port()
     config = uvicorn.Config(
-        app, port=port, http=Quick, lifespan="off", log_level="critical", timeout_keep_alive=2
+        app, port=port, http=protocol, lifespan="off", log_level="critical", timeout_keep_alive=2
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
@@ -63,12 +64,25 @@ def echo() -> Iterator[tuple[int, Echo]]:
         time.sleep(0.01)
     yield port, app
     server.should_exit = True
-    thread.join(10)
+    thread.join(PATIENCE)
+
+
+@pytest.fixture
+def echo() -> Iterator[tuple[int, Echo]]:
+    with serving(HttpProtocol) as found:
+        yield found
+
+
+@pytest.fixture
+def hasty() -> Iterator[tuple[int, Echo]]:
+    """A server that gives up soon; where it must not, a machine that stalls gets a few tries."""
+    with serving(Quick) as found:
+        yield found
 
 
 def _exchange(port: int, *pieces: bytes, pause: float = 0.0) -> bytes:
     """Send piece by piece, and hear all until the server closes."""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as connection:
         for piece in pieces:
             connection.sendall(piece)
             time.sleep(pause)
@@ -120,7 +134,7 @@ def test_a_bad_chunk_ends_the_connection(echo: tuple[int, Echo], chunk: bytes) -
     assert heard.startswith(b"HTTP/1.1 400 "), heard
     assert heard.count(b"HTTP/1.1 ") == 1
     assert "/second" not in app.paths
-    assert app.left.wait(5), "the application is told that nobody is there"
+    assert app.left.wait(PATIENCE), "the application is told that nobody is there"
 
 
 @pytest.mark.parametrize(
@@ -137,14 +151,14 @@ def test_sound_requests_are_answered_one_after_the_other(
 
 
 @pytest.mark.parametrize("sent", [b"", b"P", b"POST /first HTTP/1.1\r\nHost: x\r\n"])
-def test_a_head_that_does_not_come_is_given_up(echo: tuple[int, Echo], sent: bytes) -> None:
-    heard = _exchange(echo[0], *([sent] if sent else []))
+def test_a_head_that_does_not_come_is_given_up(hasty: tuple[int, Echo], sent: bytes) -> None:
+    heard = _exchange(hasty[0], *([sent] if sent else []))
     assert heard.startswith(b"HTTP/1.1 408 ") if sent else heard == b""
 
 
-def test_a_head_that_drips_is_given_up_too(echo: tuple[int, Echo]) -> None:
+def test_a_head_that_drips_is_given_up_too(hasty: tuple[int, Echo]) -> None:
     """Every byte in time, and the whole of it never."""
-    with socket.create_connection(("127.0.0.1", echo[0]), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", hasty[0]), timeout=PATIENCE) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\n")
         with pytest.raises(OSError):
             for _ in range(100):
@@ -155,28 +169,44 @@ def test_a_head_that_drips_is_given_up_too(echo: tuple[int, Echo]) -> None:
 @pytest.mark.parametrize(
     "head", [_head(b"Content-Length: 8000"), _head(b"Transfer-Encoding: chunked")]
 )
-def test_a_body_that_stops_is_given_up(echo: tuple[int, Echo], head: bytes) -> None:
-    port, app = echo
+def test_a_body_that_stops_is_given_up(hasty: tuple[int, Echo], head: bytes) -> None:
+    port, app = hasty
     heard = _exchange(port, head + b"5\r\nhello\r\n")
     assert heard.startswith(b"HTTP/1.1 408 "), heard
-    assert app.left.wait(5)
+    assert app.left.wait(PATIENCE)
 
 
-def test_a_slow_body_that_goes_on_is_read_to_its_end(echo: tuple[int, Echo]) -> None:
+def test_a_slow_body_that_goes_on_is_read_to_its_end(hasty: tuple[int, Echo]) -> None:
     head = _head(b"Content-Length: 400", b"Connection: close")
-    heard = _exchange(echo[0], head, *[b"x" * 20] * 20, pause=0.1)
-    assert b"read 400" in heard, heard
+
+    def is_read() -> bool:
+        try:
+            return b"read 400" in _exchange(hasty[0], head, *[b"x" * 20] * 20, pause=0.06)
+        except OSError:
+            return False
+
+    assert any(is_read() for _ in range(5))
 
 
-def test_a_long_answer_and_an_idle_connection_are_left_alone(echo: tuple[int, Echo]) -> None:
-    request = b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", echo[0]), timeout=10) as connection:
-        for _ in range(2):
-            connection.sendall(request)
-            heard = b""
-            while not heard.endswith(b"0\r\n\r\n"):
-                chunk = connection.recv(65536)
-                assert chunk, heard
-                heard += chunk
-            assert b"read 0" in heard
+def test_a_long_answer_and_an_idle_connection_are_left_alone(hasty: tuple[int, Echo]) -> None:
+    def answered(connection: socket.socket) -> bool:
+        connection.sendall(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n")
+        heard = b""
+        while not heard.endswith(b"0\r\n\r\n"):
+            chunk = connection.recv(65536)
+            if not chunk:
+                return False
+            heard += chunk
+        return b"read 0" in heard
+
+    def are_left_alone() -> bool:
+        with socket.create_connection(("127.0.0.1", hasty[0]), timeout=PATIENCE) as connection:
+            if not answered(connection):
+                return False
             time.sleep(1.2)  # within keep-alive, beyond all the others
+            try:
+                return answered(connection)
+            except OSError:
+                return False
+
+    assert any(are_left_alone() for _ in range(5))

@@ -216,7 +216,7 @@ def test_a_key_that_cannot_be_sent_is_told_at_once(tmp_path: Path) -> None:
         [sys.executable, "-m", "millrace", "serve", "--api-key", "two words"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
     )
     assert ended.returncode == 1
     assert "without spaces" in " ".join(ended.stderr.split())

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 from api import tiny_folder
-from conftest import Server
+from conftest import PATIENCE, Server, until
 
-READER_TIMEOUT = 3
+READER_TIMEOUT = 5
 
 
 @pytest.fixture(scope="module")
@@ -96,9 +96,7 @@ def test_a_large_conversation_is_answered_as_a_small_one_is(tiny: Server) -> Non
     padded = {"messages": [said], "chat_template_kwargs": {"unused": "x" * 100_000}}
     small = {"messages": [said]}
     answers = [
-        tiny.post(
-            "/v1/chat/completions", body | {"max_tokens": 8, "temperature": 0}, timeout=120
-        ).json()
+        tiny.post("/v1/chat/completions", body | {"max_tokens": 8, "temperature": 0}).json()
         for body in (small, padded)
     ]
     assert answers[0]["usage"]["prompt_tokens"] == answers[1]["usage"]["prompt_tokens"]
@@ -106,7 +104,15 @@ def test_a_large_conversation_is_answered_as_a_small_one_is(tiny: Server) -> Non
 
 
 def test_health_answers_and_streams_flow_while_a_large_prompt_is_read(tiny: Server) -> None:
-    text = "Some words of a long chapter. " * 20_000  # too short to be refused by its length
+    """In one of a few tries: what asks may stall while the prompt is read."""
+    turns = [turns_of_the_loop(tiny, "Some words of a long chapter. " * 20_000)]
+    while turns[-1] <= 3 and len(turns) < 5:
+        turns.append(turns_of_the_loop(tiny, "Some words of a long chapter. " * 20_000))
+    assert turns[-1] > 3, "the loop did not turn while the prompt was read"
+
+
+def turns_of_the_loop(tiny: Server, text: str) -> int:
+    """How often health is told, and a stream goes on, while a text that may fit is counted."""
     body = {"prompt": "Go on.", "max_tokens": 6000, "stream": True, "ignore_eos": True}
     with tiny.http.stream("POST", "/v1/completions", json=body) as stream:
         lines = (line for line in stream.iter_lines() if line)
@@ -118,8 +124,8 @@ def test_health_answers_and_streams_flow_while_a_large_prompt_is_read(tiny: Serv
             assert tiny.http.get("/health").status_code == 200
             next(lines, None)
             answered += 1
-        assert answered > 3, "the loop did not turn while the prompt was read"
         sender.close()
+    return answered
 
 
 def test_a_worker_that_is_killed_is_replaced(tiny: Server) -> None:
@@ -152,14 +158,14 @@ CHOICES = [f"item number {i} of the list" for i in range(20_000)]
 
 def test_twenty_thousand_choices_are_a_choice_of_one(tiny: Server) -> None:
     body = {"prompt": "Which?", "guided_choice": CHOICES, "max_tokens": 40}
-    answer = tiny.post("/v1/completions", body, timeout=120).json()
+    answer = tiny.post("/v1/completions", body).json()
     assert answer["choices"][0]["text"] in CHOICES
 
 
 def test_a_grammar_of_thirty_thousand_alternatives_is_refused(tiny: Server) -> None:
     grammar = "root ::= " + " | ".join(f'"item {i} of the list"' for i in range(30_000))
     message = refused(
-        tiny.post("/v1/completions", {"prompt": "?", "guided_grammar": grammar}, timeout=120),
+        tiny.post("/v1/completions", {"prompt": "?", "guided_grammar": grammar}),
         "invalid_request",
     )
     assert "alternatives" in message
@@ -196,7 +202,7 @@ def test_grammars_that_cannot_be_used_are_the_requests_fault(
 ) -> None:
     body = demand | {"prompt": "?", "messages": [{"role": "user", "content": "?"}]}
     body.pop("messages" if path == "/v1/completions" else "prompt")
-    refused(tiny.post(path, body, timeout=120), "invalid_request")
+    refused(tiny.post(path, body), "invalid_request")
 
 
 def test_a_tool_whose_schema_makes_the_compiler_panic_is_refused(tiny: Server) -> None:
@@ -212,15 +218,11 @@ def test_a_tool_whose_schema_makes_the_compiler_panic_is_refused(tiny: Server) -
 def test_readers_that_stop_are_let_go_and_the_others_go_on(tiny: Server) -> None:
     stopped = [slow_reader(tiny, max_tokens=8000) for _ in range(4)]
     try:
-        deadline = time.monotonic() + 120
-        while len(tiny.status()["requests"]) < 4 and time.monotonic() < deadline:
-            time.sleep(0.05)
+        until(lambda: len(tiny.status()["requests"]) == 4, 10)
         body = {"prompt": "Go on.", "max_tokens": 64, "ignore_eos": True}
         assert tiny.post("/v1/completions", body).json()["usage"]["completion_tokens"] == 64
         # Those rows end: by the reader's silence, or before it, by their length.
-        while tiny.status()["requests"] and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert tiny.status()["requests"] == []
+        assert until(lambda: tiny.status()["requests"] == [])
     finally:
         for reader in stopped:
             reader.close()
@@ -228,8 +230,8 @@ def test_readers_that_stop_are_let_go_and_the_others_go_on(tiny: Server) -> None
 
 def test_a_reader_that_comes_back_in_time_misses_nothing(tiny: Server) -> None:
     reader = slow_reader(tiny, max_tokens=1500, logprobs=5)
-    time.sleep(1)
-    reader.settimeout(60)
+    time.sleep(0.5)
+    reader.settimeout(PATIENCE)
     received = b""
     while b"[DONE]" not in received:
         part = reader.recv(1 << 16)

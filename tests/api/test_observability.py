@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 from api import scrape
-from conftest import Server
+from conftest import PATIENCE, Server, until
 
 SHORT = {"prompt": "Once", "max_tokens": 4, "temperature": 0}
 FAMILIES = {
@@ -75,19 +74,15 @@ def test_metrics_count_what_happened(server: Server) -> None:
 def test_restarts_and_outcomes_are_counted(start: Callable[..., Server]) -> None:
     server = start().wait_ready()
     server.kill_engine()
-    while not server.status()["restarts"]:
-        time.sleep(0.05)
-    server.wait_ready()
+    server.restarted()
     assert scrape.total(server, "millrace_engine_restarts_total") == 1
     long = SHORT | {"max_tokens": 4000, "ignore_eos": True}
     server.post("/v1/completions", long | {"timeout": 0.4})
     with httpx.stream(
-        "POST", f"{server.url}/v1/completions", json=long | {"stream": True}, timeout=60
+        "POST", f"{server.url}/v1/completions", json=long | {"stream": True}, timeout=PATIENCE
     ) as response:
         next(response.iter_lines())
-    deadline = time.monotonic() + 20
-    while server.status()["requests"] and time.monotonic() < deadline:
-        time.sleep(0.02)
+    assert until(lambda: not server.status()["requests"])
     for outcome in ("timeout", "disconnected"):
         assert scrape.total(server, "millrace_requests_total", outcome=outcome) == 1
 
@@ -97,10 +92,8 @@ def test_the_status_names_every_request(start: Callable[..., Server]) -> None:
     server = start("--max-running", "2").wait_ready()
 
     def wait_for(id: str, phase: str) -> None:
-        deadline = time.monotonic() + 60
-        while _by_id(server).get(id, {}).get("phase") != phase:
-            assert time.monotonic() < deadline, (id, phase, _by_id(server))
-            time.sleep(0.02)
+        found = until(lambda: _by_id(server).get(id, {}).get("phase") == phase)
+        assert found, (id, phase, _by_id(server))
 
     def send(id: str, body: dict[str, Any]) -> httpx.Response:
         return server.post("/v1/completions", body, headers={"x-request-id": id})
@@ -115,10 +108,9 @@ def test_the_status_names_every_request(start: Callable[..., Server]) -> None:
             wait_for("prompt", "prefill")
             pool.submit(send, "waits", SHORT)
             wait_for("waits", "queued")
-            deadline = time.monotonic() + 60
-            while not _well_begun(requests := _by_id(server)):
-                assert time.monotonic() < deadline, requests
-                time.sleep(0.02)
+            seen: list[dict[str, dict[str, Any]]] = []
+            assert until(lambda: seen.append(_by_id(server)) or _well_begun(seen[-1])), seen[-1]
+            requests = seen[-1]
         finally:
             for id in ("answers", "prompt", "waits"):
                 server.post(f"/v1/requests/{id}/cancel", None)
@@ -164,9 +156,7 @@ def test_json_logs_are_one_object_a_line_with_the_request_id(
         odd.sendall(b"this is not HTTP\r\n\r\n")
         odd.recv(1000)
     server.kill_engine()
-    while not server.status()["restarts"]:
-        time.sleep(0.05)
-    server.wait_ready()
+    server.restarted()
     lines = _stop_and_read(server)
 
     records = [json.loads(line) for line in lines]
@@ -179,10 +169,10 @@ def test_json_logs_are_one_object_a_line_with_the_request_id(
     assert any(r["level"] == "error" and "engine is gone" in r["message"] for r in records)
 
 
-def test_text_logs_carry_the_request_id_too(start: Callable[..., Server]) -> None:
-    server = start().wait_ready()
+def test_text_logs_carry_the_request_id_too(server: Server) -> None:
     server.post("/v1/completions", SHORT, headers={"x-request-id": "logged-2"})
-    (line,) = [x for x in _stop_and_read(server) if "logged-2" in x]
+    assert until(lambda: "logged-2" in server.log())
+    (line,) = [x for x in server.log().splitlines() if "logged-2" in x]
     assert "id=logged-2" in line and "outcome=ok" in line
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from api import scrape
-from conftest import Server
+from conftest import PATIENCE, Server, held, until
 
 LONG = {"prompt": "Once", "max_tokens": 4000, "temperature": 0, "ignore_eos": True}
 SHORT = {"prompt": "Once", "max_tokens": 2, "temperature": 0}
@@ -30,11 +28,8 @@ def _nothing_left_behind(server: Server) -> Iterator[None]:
     _until(lambda: server.status()["requests"] == [])
 
 
-def _until(condition: Callable[[], object], patience: float = 30) -> None:
-    deadline = time.monotonic() + patience
-    while not condition():
-        assert time.monotonic() < deadline, "it does not come to pass"
-        time.sleep(0.02)
+def _until(condition: Callable[[], object]) -> None:
+    assert until(condition), "it does not come to pass"
 
 
 def _send(server: Server, id: str, body: dict[str, Any]) -> httpx.Response:
@@ -73,7 +68,7 @@ def _error(response: httpx.Response, status: int) -> dict[str, Any]:
 
 def _cancel(server: Server, id: str, how: str) -> httpx.Response:
     if how == "DELETE":
-        return server.http.delete(f"/v1/requests/{id}", timeout=10)
+        return server.http.delete(f"/v1/requests/{id}", timeout=PATIENCE)
     return server.post(f"/v1/requests/{id}/cancel", None)
 
 
@@ -83,7 +78,7 @@ def test_a_whole_answer_is_cancelled(server: Server, pool: ThreadPoolExecutor, h
     cancelled = _cancel(server, f"whole-{how}", how)
     assert cancelled.status_code == 200
     assert cancelled.json() == {"id": f"whole-{how}", "cancelled": True}
-    assert _error(answer.result(30), 499)["code"] == "cancelled"
+    assert _error(answer.result(PATIENCE), 499)["code"] == "cancelled"
 
 
 @pytest.mark.parametrize("how", ["POST", "DELETE"])
@@ -92,7 +87,7 @@ def test_a_stream_is_cancelled_with_an_error_event(
 ) -> None:
     answer = _begin(server, pool, f"stream-{how}", stream=True)
     assert _cancel(server, f"stream-{how}", how).status_code == 200
-    *pieces, last = _events(answer.result(30))
+    *pieces, last = _events(answer.result(PATIENCE))
     assert pieces and all(p["choices"] for p in pieces)
     assert last["error"]["code"] == "cancelled"
 
@@ -102,7 +97,7 @@ def test_a_request_is_cancelled_in_prefill(server: Server, pool: ThreadPoolExecu
     answer = pool.submit(_send, server, "prefill", {"prompt": prompt, "max_tokens": 1})
     _until(lambda: (_running(server, "prefill") or {"phase": ""})["phase"] == "prefill")
     assert _cancel(server, "prefill", "POST").status_code == 200
-    assert _error(answer.result(30), 499)["code"] == "cancelled"
+    assert _error(answer.result(PATIENCE), 499)["code"] == "cancelled"
     _until(lambda: scrape.total(server, "millrace_kv_bytes") == 0)
 
 
@@ -110,7 +105,7 @@ def test_a_list_of_prompts_is_cancelled_as_one(server: Server, pool: ThreadPoolE
     answer = pool.submit(_send, server, "list", LONG | {"prompt": ["Once", "Twice"]})
     _until(lambda: len([r for r in server.status()["requests"] if r["made_tokens"]]) == 2)
     assert _cancel(server, "list", "DELETE").status_code == 200
-    assert _error(answer.result(30), 499)["code"] == "cancelled"
+    assert _error(answer.result(PATIENCE), 499)["code"] == "cancelled"
 
 
 @pytest.mark.parametrize("how", ["POST", "DELETE"])
@@ -136,9 +131,11 @@ def test_the_id_is_the_clients_or_a_fresh_one(server: Server, path: str, stream:
 def test_an_id_in_use_is_refused_and_the_first_goes_on(
     server: Server, pool: ThreadPoolExecutor
 ) -> None:
-    answer = _begin(server, pool, "twice", max_tokens=60)
-    assert "twice" in _error(_send(server, "twice", SHORT), 400)["message"]
-    assert answer.result(60).json()["usage"]["completion_tokens"] == 60
+    with held(server.engine):
+        answer = pool.submit(_send, server, "twice", LONG | {"max_tokens": 60})
+        _until(lambda: _running(server, "twice"))
+        assert "twice" in _error(_send(server, "twice", SHORT), 400)["message"]
+    assert answer.result(PATIENCE).json()["usage"]["completion_tokens"] == 60
     assert _send(server, "twice", SHORT).status_code == 200
 
 
@@ -154,7 +151,10 @@ def test_a_timeout_is_a_504(server: Server) -> None:
 
 
 def test_a_timeout_in_a_stream_is_an_error_event(server: Server) -> None:
-    response = server.post("/v1/completions", LONG | {"timeout": 1.5, "stream": True})
+    for seconds in (1, 4, 16):
+        response = server.post("/v1/completions", LONG | {"timeout": seconds, "stream": True})
+        if response.status_code == 200 and len(_events(response)) > 1:
+            break  # else a busy machine had no time for the first piece
     *pieces, last = _events(response)
     assert pieces and all(p["choices"] for p in pieces)
     assert last["error"]["type"] == "timeout_error"
@@ -167,9 +167,11 @@ def test_a_timeout_that_is_kept_changes_nothing(server: Server) -> None:
 
 
 def test_priority_is_taken_and_told(server: Server, pool: ThreadPoolExecutor) -> None:
-    answer = _begin(server, pool, "urgent", priority=7, max_tokens=30)
-    assert (_running(server, "urgent") or {"priority": None})["priority"] == 7
-    assert answer.result(60).status_code == 200
+    with held(server.engine):
+        answer = pool.submit(_send, server, "urgent", SHORT | {"priority": 7})
+        _until(lambda: _running(server, "urgent"))
+        assert (_running(server, "urgent") or {"priority": None})["priority"] == 7
+    assert answer.result(PATIENCE).status_code == 200
     assert _error(server.post("/v1/completions", SHORT | {"priority": 10**6}), 400)
 
 
@@ -177,23 +179,17 @@ def test_the_higher_priority_is_served_first(
     start: Callable[..., Server], pool: ThreadPoolExecutor
 ) -> None:
     alone = start("--max-running", "1").wait_ready()
-    order: list[str] = []
-    lock = threading.Lock()
-
-    def send(id: str, priority: int) -> None:
-        _send(alone, id, SHORT | {"priority": priority})
-        with lock:
-            order.append(id)
-
-    first = _begin(alone, pool, "first", max_tokens=150)
+    first = _begin(alone, pool, "first")
     waiting = []
     for id, priority in (("low", -1), ("usual", 0), ("high", 1)):
-        waiting.append(pool.submit(send, id, priority))
+        waiting.append(pool.submit(_send, alone, id, SHORT | {"priority": priority}))
         _until(lambda id=id: _running(alone, id))  # type: ignore[misc]
-    first.result(60)
+    assert _cancel(alone, "first", "DELETE").status_code == 200
+    assert _error(first.result(PATIENCE), 499)
     for done in waiting:
-        done.result(60)
-    assert order == ["high", "usual", "low"]
+        done.result(PATIENCE)
+    ended = alone.http.get("/v1/requests", params={"limit": 3}).json()["ended"]
+    assert [r["id"] for r in ended] == ["low", "usual", "high"], "newest first"
 
 
 def test_four_answers_prefill_their_prompt_once(server: Server) -> None:

@@ -238,7 +238,7 @@ def test_what_codex_sends(thinking: Server) -> None:
         f"{thinking.url}/v1/responses",
         json=body,
         headers={"accept": "text/event-stream", "x-codex-turn-state": "t", "originator": "codex"},
-        timeout=60,
+        timeout=120,
     ) as answer:
         assert answer.headers["x-millrace-ignored"] == "tools.web_search"
         text_of = answer.read().decode()

@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 from api.responses_wire import SHORT, check_order, client_of, create, events, numbers, serve, stream
-from conftest import Server
+from conftest import PATIENCE, Server, until
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +28,11 @@ ENDLESS = {"model": "tiny", "input": "x", "ignore_eos": True, "max_output_tokens
 
 def test_behaviour_10_an_error_in_the_middle_is_response_failed(tiny: Server) -> None:
     create(tiny, input="x", **SHORT)  # the first answer of a server takes longer than others
-    found = stream(tiny, **ENDLESS, timeout=1.0)
-    last = check_order(found)
+    for seconds in (1.0, 2.5):
+        found = stream(tiny, **ENDLESS, timeout=seconds)
+        last = check_order(found)
+        if last["output"]:
+            break  # else a busy machine had no time for the first token
     assert found[-1]["type"] == "response.failed"
     assert (last["status"], last["error"]["code"]) == ("failed", "server_error")
     assert "timeout" in last["error"]["message"]
@@ -44,19 +47,16 @@ def test_behaviour_22_cancel_by_id_and_a_client_that_leaves(tiny: Server) -> Non
         return [r["id"] for r in tiny.status()["requests"]]
 
     url = f"{tiny.url}/v1/responses"
-    with httpx.stream("POST", url, json=ENDLESS | {"stream": True}, timeout=60) as answer:
+    with httpx.stream("POST", url, json=ENDLESS | {"stream": True}, timeout=PATIENCE) as answer:
         (id,) = running()
         assert tiny.http.post(f"/v1/requests/{id}/cancel").status_code == 200
         found = events(answer)
     assert found[-1]["response"]["status"] == "cancelled"
-    with httpx.stream("POST", url, json=ENDLESS | {"stream": True}, timeout=60) as answer:
+    with httpx.stream("POST", url, json=ENDLESS | {"stream": True}, timeout=PATIENCE) as answer:
         lines = answer.iter_lines()
         generated = next(line for line in lines if line.startswith("data: "))
     assert generated
-    for _ in range(200):
-        if not running():
-            break
-    assert running() == []
+    assert until(lambda: running() == [])
 
 
 def test_background_goes_from_queued_to_its_end(tiny: Server, client: openai.OpenAI) -> None:
@@ -76,7 +76,7 @@ def test_background_goes_from_queued_to_its_end(tiny: Server, client: openai.Ope
 def test_background_outlives_its_connection_and_can_be_followed(tiny: Server) -> None:
     body = SHORT | {"input": "x", "max_output_tokens": 300, "ignore_eos": True, "background": True}
     url = f"{tiny.url}/v1/responses"
-    with httpx.stream("POST", url, json=body | {"stream": True}, timeout=60) as answer:
+    with httpx.stream("POST", url, json=body | {"stream": True}, timeout=PATIENCE) as answer:
         lines = answer.iter_lines()
         first = next(line for line in lines if line.startswith("data: "))
     id = first.split('"id":"')[1].split('"')[0]
@@ -84,7 +84,7 @@ def test_background_outlives_its_connection_and_can_be_followed(tiny: Server) ->
     def follow(after: int | None = None) -> list[dict[str, Any]]:
         more = {} if after is None else {"starting_after": after}
         query: Any = {"stream": "true"} | more
-        with httpx.stream("GET", f"{url}/{id}", params=query, timeout=60) as answer:
+        with httpx.stream("GET", f"{url}/{id}", params=query, timeout=PATIENCE) as answer:
             return events(answer)
 
     live = follow()
@@ -117,9 +117,9 @@ def test_background_can_be_cancelled_and_deleted(tiny: Server, client: openai.Op
     ended = client.responses.cancel(generated.id)
     assert ended.status == "cancelled"
     assert client.responses.retrieve(generated.id).status == "cancelled"
-    assert tiny.status()["requests"] == []
+    assert until(lambda: tiny.status()["requests"] == [])
     gone = client.responses.create(**endless)
     client.responses.delete(gone.id)
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(gone.id)
-    assert tiny.status()["requests"] == []
+    assert until(lambda: tiny.status()["requests"] == [])

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 from api.endpoint import Endpoint
 from api.endpoints import CHAT, COMPLETIONS, GENERATE, MESSAGES, OLLAMA, RESPONSES
-from conftest import Server
+from conftest import PATIENCE, Server
 
 INTEGERS = ("-1", "0", "2147483648", "9223372036854775808", "18446744073709551616", "1" + "0" * 40)
 OTHERS = (
@@ -114,7 +114,7 @@ class Neighbour:
                 self.ended = True
                 self._moved.notify_all()
 
-    def move(self, lines: int = 1, patience: float = 60) -> None:
+    def move(self, lines: int = 1, patience: float = PATIENCE) -> None:
         """Until so many more lines have come."""
         with self._moved:
             goal = len(self.lines) + lines
@@ -125,9 +125,9 @@ class Neighbour:
 
     def leave(self) -> None:
         self._leave.set()
-        self._thread.join(60)
+        self._thread.join(PATIENCE)
 
-    def text(self, patience: float = 120) -> str:
+    def text(self, patience: float = PATIENCE) -> str:
         """All that it said, once it has ended as it should."""
         self._thread.join(patience)
         assert self.lines and self.lines[-1] == "[DONE]", self.lines[-1:]
@@ -181,5 +181,5 @@ class Watched:
 
 
 def health(server: Server) -> tuple[int, dict[str, Any]]:
-    response = server.http.get("/health", timeout=30)
+    response = server.http.get("/health")
     return response.status_code, dict(response.json())

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ import scripted
 from api import tiny_folder
 from api.endpoint import Endpoint, Said
 from api.endpoints import ALL, TALKS
-from conftest import Server
+from conftest import PATIENCE, Server, until
 from prometheus_client.parser import text_string_to_metric_families
 from scripted import Rule, call, think
 
@@ -73,6 +72,10 @@ class Mill(NamedTuple):
         return dict(self.client.get("/v1/status").json()["models"][0])
 
     @property
+    def engine(self) -> int:
+        return int(self.status()["engine_pid"])
+
+    @property
     def requests(self) -> list[dict[str, Any]]:
         return list(self.status()["requests"])
 
@@ -114,16 +117,6 @@ class Mill(NamedTuple):
         return client
 
 
-def until(condition: Callable[[], object], patience: float = 60) -> bool:
-    """Whether it comes to pass: at once on an idle machine, and in time on a busy one."""
-    deadline = time.monotonic() + patience
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.005)
-    return True
-
-
 def both(client: httpx.Client, endpoint: Endpoint, say: str, **wishes: Any) -> Said:
     """The answer, which is the same streamed and whole."""
     body = endpoint.body(say, **wishes)
@@ -150,7 +143,7 @@ def serve_tiny(folder: Path, tokenizer_of: Path) -> Iterator[Mill]:
         "--store", str(folder / "store.sqlite"),
     ).wait_ready()  # fmt: skip
     headers = {"authorization": f"Bearer {KEY}"}
-    with httpx.Client(base_url=server.url, headers=headers, timeout=60) as client:
+    with httpx.Client(base_url=server.url, headers=headers, timeout=PATIENCE) as client:
         yield Mill(server, client, model)
     server.stop()
 
@@ -159,6 +152,6 @@ def serve_scripted(folder: Path, tokenizer_of: Path) -> Iterator[httpx.Client]:
     generated = scripted.make(folder / "scripted", tokenizer_of, RULES, "thinking")
     store = str(folder / "store.sqlite")
     server = Server(str(generated), "--trust-remote-code", "--store", store).wait_ready()
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
         yield client
     server.stop()

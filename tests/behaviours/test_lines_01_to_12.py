@@ -23,6 +23,7 @@ from api.endpoints import (
     OLLAMA,
     RESPONSES,
 )
+from conftest import PATIENCE, held
 
 from behaviours.owed import (
     HELLO,
@@ -38,6 +39,7 @@ from behaviours.owed import (
     every,
     every_talk,
     post,
+    until,
 )
 
 MARKUP = re.compile(r"<\|?/?(im_|think|tool)|tool_call|\"arguments\"|\ufffd")
@@ -81,7 +83,7 @@ def test_03_a_key_is_needed_in_either_header(mill: Mill, endpoint: Endpoint) -> 
     def ask(**headers: str) -> httpx.Response:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         url, body = f"{mill.server.url}{endpoint.path}", endpoint.body("hi", **SHORT)
-        return httpx.post(url, json=body, headers=named, timeout=30)
+        return httpx.post(url, json=body, headers=named, timeout=PATIENCE)
 
     for refused in (ask(), ask(authorization="Bearer no"), ask(x_api_key="no")):
         assert refused.status_code == 401
@@ -95,14 +97,15 @@ def test_04_too_much_load_is_told_at_once(mill: Mill) -> None:
     with COMPLETIONS.open(mill.client, full) as response:
         lines = response.iter_lines()  # held: without it, httpx lets the connection go
         next(lines)
-        for endpoint in ALL:
-            for stream in (False, True):
-                body = endpoint.body("hi", **SHORT) | {"stream": stream}
-                refused = mill.client.post(endpoint.path, json=body)
-                assert refused.status_code == 429, endpoint
-                assert mill.only()["id"], "told while those before it still run"
-                assert int(refused.headers["retry-after"]) >= 1
-                assert endpoint.error(refused)
+        with held(mill.engine):
+            for endpoint in ALL:
+                for stream in (False, True):
+                    body = endpoint.body("hi", **SHORT) | {"stream": stream}
+                    refused = mill.client.post(endpoint.path, json=body)
+                    assert refused.status_code == 429, endpoint
+                    assert mill.only()["id"], "told while those before it still run"
+                    assert int(refused.headers["retry-after"]) >= 1
+                    assert endpoint.error(refused)
     assert mill.idle()
 
 
@@ -258,22 +261,33 @@ def test_11_no_special_token_is_content(tiny: httpx.Client, endpoint: Endpoint) 
 
 @every
 def test_12_a_long_prefill_is_kept_alive(mill: Mill, endpoint: Endpoint) -> None:
-    """Health is asked for one time after the other, and answers a dozen times before it is over."""
-    body = endpoint.body("mill " * 4000, cache_salt=f"12 {endpoint}", **SHORT)
+    """Health is asked for one time after the other, and answers a dozen times before it is over.
+
+    Tried a few times: what stalls may sleep through a whole prompt.
+    """
+    for turn in range(5):
+        text, answered = _while_it_is_read(mill, endpoint, turn)
+        if endpoint is MESSAGES:
+            alive = text.count("event: ping") > 1
+        elif endpoint is OLLAMA:
+            alive = text.startswith(" ")
+        else:
+            alive = ": keep-alive\n\n" in text
+        if alive and answered > 12:
+            return
+    raise AssertionError((alive, answered))
+
+
+def _while_it_is_read(mill: Mill, endpoint: Endpoint, turn: int) -> tuple[str, int]:
+    """The answer to a long prompt, and how often the server was well meanwhile."""
+    body = endpoint.body("mill " * 4000, cache_salt=f"12 {endpoint} {turn}", **SHORT)
     answered = 0
     with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=mill.server.url) as other:
         told = pool.submit(_text, mill, endpoint, body)
-        mill.only()
+        until(lambda: told.done() or mill.requests)
         while not told.done():
-            answered += other.get("/health").status_code == 200
-    text = told.result()
-    if endpoint is MESSAGES:
-        assert text.count("event: ping") > 1
-    elif endpoint is OLLAMA:
-        assert text.startswith(" ")
-    else:
-        assert ": keep-alive\n\n" in text
-    assert answered > 12
+            answered += other.get("/health", timeout=PATIENCE).status_code == 200
+    return told.result(), answered
 
 
 def _text(mill: Mill, endpoint: Endpoint, body: dict[str, Any]) -> str:

@@ -20,7 +20,7 @@ import pytest
 import scripted
 from api import tiny_folder
 from api.endpoints import CHAT, COMPLETIONS
-from conftest import Server
+from conftest import Gate, Server
 from scripted import Fault, Rule
 
 from behaviours.hostile import (
@@ -39,7 +39,15 @@ FAULTS: tuple[Fault, ...] = ("raise", "die")
 
 
 @pytest.fixture(scope="module")
-def frail(tmp_path_factory: pytest.TempPathFactory, default_model: Path) -> Iterator[Server]:
+def gate(tmp_path_factory: pytest.TempPathFactory) -> Gate:
+    """While it is closed, an engine that is gone is not replaced."""
+    return Gate(tmp_path_factory.mktemp("gate"))
+
+
+@pytest.fixture(scope="module")
+def frail(
+    tmp_path_factory: pytest.TempPathFactory, default_model: Path, gate: Gate
+) -> Iterator[Server]:
     rules = [
         *(Rule(f"{f} at {at}", f"{f} {at} {RECITED}", f, at) for f in FAULTS for at in (0, 5)),
         Rule("hang", f"hang {RECITED}", "hang", 20),
@@ -47,7 +55,8 @@ def frail(tmp_path_factory: pytest.TempPathFactory, default_model: Path) -> Iter
     ]
     folder = tmp_path_factory.mktemp("frail")
     made = scripted.make(folder / "scripted", default_model, rules)
-    server = Server(str(made), "--trust-remote-code", "--store", "none").wait_ready()
+    options = ("--trust-remote-code", "--store", "none")
+    server = Server(str(made), *options, env=gate.env).wait_ready()
     yield server
     server.stop()
 
@@ -58,15 +67,11 @@ def _recite(server: Server, count: int) -> list[Neighbour]:
 
 
 @pytest.mark.parametrize("fault", ["killed", "frozen", "stuck"])
-def test_37_an_engine_that_is_no_more_is_noticed(frail: Server, fault: str) -> None:
+def test_37_an_engine_that_is_no_more_is_noticed(frail: Server, gate: Gate, fault: str) -> None:
     restarts, engine = (frail.status()[key] for key in ("restarts", "engine_pid"))
     streams = _recite(frail, 3)
     for stream in streams:
         stream.move(10)
-    if fault == "stuck":
-        streams.append(Neighbour(frail.http, CHAT, CHAT.body("hang", temperature=0)).start())
-    else:
-        os.kill(engine, signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
     told: list[dict[str, Any]] = []
 
     def is_unwell() -> bool:
@@ -75,21 +80,39 @@ def test_37_an_engine_that_is_no_more_is_noticed(frail: Server, fault: str) -> N
             told.append(body)
         return code == 503
 
-    assert until(is_unwell, 30), "nobody noticed"
+    with gate.closed():
+        if fault == "stuck":
+            streams.append(Neighbour(frail.http, CHAT, CHAT.body("hang", temperature=0)).start())
+        else:
+            os.kill(engine, signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
+        assert until(is_unwell), "nobody noticed"
     assert told[0]["status"] != "ready" and told[0]["error"], "with a reason"
-    assert until(lambda: health(frail)[0] == 200, 60)
+    assert until(lambda: health(frail)[0] == 200)
     texts = [stream.text() for stream in streams]
     assert texts[:3] == [RECITED] * 3
     assert texts[3:] == ["hang " + RECITED] * (fault == "stuck")
     assert frail.status()["restarts"] == restarts + 1
     assert frail.status()["engine_pid"] != engine
+    assert fault != "frozen" or "it was frozen" in frail.log()
 
 
 @pytest.mark.parametrize("at", [0, 5])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_38_a_fault_is_its_own_requests_alone(frail: Server, fault: str, at: int) -> None:
+    """To the end, the neighbours run beside each other: seen in one of a few tries, as any of them may come
+    to its end unseen on a machine that stalls."""
+    seen = []
+    for _ in range(5):
+        seen.append(_most_beside(frail, CHAT.body(f"{fault} at {at}", temperature=0)))
+        if seen[-1] == (4, 4):
+            break
+    assert seen[-1] == (4, 4), seen
+    assert health(frail)[0] == 200
+
+
+def _most_beside(frail: Server, fault: dict[str, Any]) -> tuple[int, int]:
+    """How many neighbours a fault had at most after the last death, and how many answered at once."""
     seen: dict[int, tuple[int, int]] = {}
-    """How many neighbours there were at most between two deaths, and how many answered at once."""
 
     def look() -> int:
         status = frail.status()
@@ -103,16 +126,13 @@ def test_38_a_fault_is_its_own_requests_alone(frail: Server, fault: str, at: int
     for stream in streams:
         stream.move(5)
     with Watched(look):
-        body = CHAT.body(f"{fault} at {at}", temperature=0)
-        guilty = frail.post(CHAT.path, body, headers={"x-request-id": "guilty"}, timeout=120)
+        guilty = frail.post(CHAT.path, fault, headers={"x-request-id": "guilty"})
         texts = [stream.text() for stream in streams]
     assert guilty.status_code >= 400, guilty.text
     assert CHAT.error(guilty)
     assert texts == [RECITED] * 4
-    there, answering = [counts for _, counts in sorted(seen.items()) if counts[0]][-1]
-    assert there == answering == 4, "to the end, the neighbours ran beside each other"
     assert until(lambda: not frail.status()["requests"])
-    assert health(frail)[0] == 200
+    return next((counts for _, counts in sorted(seen.items(), reverse=True) if counts[0]), (0, 0))
 
 
 KV, CACHED = 96 * MIB, 32 * MIB
@@ -164,10 +184,14 @@ def test_40_memory_stays_within_its_budgets(roomy: Server) -> None:
         ThreadPoolExecutor(8) as pool,
     ):
         # Sixteen rows of which fifteen leave, and then a long prompt beside the one that stays.
-        stays = pool.submit(_complete, roomy, 5, 400, 1)
-        _complete(roomy, 5, 20, 2, n=15, temperature=1)
-        assert not stays.done()
-        assert until(lambda: len(roomy.status()["requests"]) == 1)
+        for _ in range(5):
+            stays = pool.submit(_complete, roomy, 5, 400, 1)
+            _complete(roomy, 5, 20, 2, n=15, temperature=1)
+            if not stays.done():
+                break
+        else:
+            raise AssertionError("nobody stayed")
+        assert until(lambda: len(roomy.status()["requests"]) <= 1)
         _complete(roomy, 1900, 20, 3)
         stays.result()
         list(pool.map(lambda n: _complete(roomy, *sizes[n], 10 + n), range(8)))
@@ -205,7 +229,7 @@ def test_41_whoever_waits_is_served(roomy: Server, kind: str) -> None:
     with ThreadPoolExecutor(21) as pool:
         clients = [pool.submit(small, n) for n in range(1, 21)]
         try:
-            assert until(lambda: passed > 20, 60)
+            assert until(lambda: passed > 20)
             before = passed
             asked = pool.submit(
                 roomy.post, "/v1/completions", {"prompt": _words(words, 7), **large}, timeout=300

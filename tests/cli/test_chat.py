@@ -239,7 +239,7 @@ def test_the_command_in_a_pipe(fake: Fake) -> None:
         input="Hello\n/quit\n",
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
     )
     assert (done.returncode, done.stdout) == (0, "Bonjour é\n"), done.stderr
     (asked,) = fake.asked

@@ -168,7 +168,7 @@ def test_what_is_no_length_of_time_is_refused(text: str) -> None:
 def _refused(tmp_path: Path, *arguments: str) -> str:
     file = str(tmp_path / "millrace.toml")
     command = [sys.executable, "-m", "millrace", "serve", "--config", file, *arguments]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ended.returncode != 0
     return " ".join(ended.stderr.split())
 
@@ -271,7 +271,7 @@ def test_template_arguments_of_a_profile_give_way_to_the_requests(profiled: Serv
 def test_ps_and_stop(profiled: Server) -> None:
     def run(*arguments: str) -> str:
         command = [sys.executable, "-m", "millrace", *arguments, "--url", profiled.url]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
         return ended.stdout + ended.stderr
 
     listed = run("ps")
@@ -286,7 +286,7 @@ def test_show_tells_what_the_configuration_sets(tmp_path: Path, default_model: P
     text = f'port = 9\n[models.mine]\nmodel = "{default_model}"\naliases = ["m"]\ntop_k = 4'
     env = os.environ | {"MILLRACE_CONFIG": str(_file(tmp_path, text))}
     command = [sys.executable, "-m", "millrace", "show", "m"]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
     assert "top_k = 4" in shown.stdout, shown.stderr
 
 

@@ -86,7 +86,7 @@ class Stage:
         return self.client.submit(id, Submit(0, [1, 2, 3], [Choice(0, 7)], 50))
 
     async def until(self, met: Callable[[], object]) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while not met():
                 await asyncio.sleep(0.005)
 

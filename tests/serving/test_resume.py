@@ -7,13 +7,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import openai
 import pytest
-from conftest import Server
+from conftest import PATIENCE, Server, until
 
 PROMPTS = ["Tell me a story.", "Describe the sea.", "Explain rain.", "Write about a fox."]
 
@@ -49,23 +49,37 @@ def test_four_streams_survive_two_kills(start: Callable[..., Server]) -> None:
             answers.append(server.health()["status"])
             time.sleep(0.05)
 
+    def heard(running: list[Future[str]]) -> bool:
+        """Whether eight more pieces come before the streams are over."""
+        for _ in range(8):
+            while not pieces.acquire(timeout=0.1):
+                if all(r.done() for r in running):
+                    return False
+        return True
+
+    def disturbed() -> int:
+        """How many of two kills fell upon streams that were under way."""
+        kills = 0
+        with ThreadPoolExecutor(4) as pool:
+            running = [pool.submit(_stream, server, p, pieces.release) for p in PROMPTS]
+            while kills < 2 and heard(running):
+                before = server.status()["restarts"]
+                server.kill_engine()
+                server.restarted(before)
+                kills += 1
+                while pieces.acquire(blocking=False):
+                    pass  # what came before the death says nothing of what comes after it
+            assert [r.result() for r in running] == undisturbed
+        return kills
+
     watcher = threading.Thread(target=watch)
     watcher.start()
-    with ThreadPoolExecutor(4) as pool:
-        running = [pool.submit(_stream, server, p, pieces.release) for p in PROMPTS]
-        for deaths in (1, 2):
-            for _ in range(8):
-                assert pieces.acquire(timeout=120), "the streams stand still"
-            server.kill_engine()
-            while server.status()["restarts"] < deaths or server.health()["status"] != "ready":
-                time.sleep(0.05)
-            while pieces.acquire(blocking=False):
-                pass  # what came before the death says nothing of what comes after it
-        disturbed = [r.result() for r in running]
-    watching.set()
-    watcher.join()
-    assert disturbed == undisturbed
-    assert server.status()["restarts"] == 2
+    try:
+        # Streams that a busy machine let come to their end before they were disturbed count for nothing.
+        assert any(disturbed() == 2 for _ in range(5))
+    finally:
+        watching.set()
+        watcher.join()
     assert set(answers) <= {"ready", "restarting"}
 
 
@@ -74,25 +88,26 @@ def test_the_engine_ends_when_the_front_is_killed(start: Callable[..., Server]) 
     engine = server.status()["engine_pid"]
     server.process.kill()
     server.process.wait()
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
+
+    def gone() -> bool:
         try:
             os.kill(engine, 0)
         except ProcessLookupError:
-            return
-        time.sleep(0.05)
-    pytest.fail("the engine outlived the front")
+            return True
+        return False
+
+    assert until(gone), "the engine outlived the front"
 
 
 def test_sigterm_drains_and_leaves_nothing_behind(
     start: Callable[..., Server], tmp_path: Path
 ) -> None:
-    server = start("--drain-timeout", "20", env={"TMPDIR": str(tmp_path)}).wait_ready()
+    server = start("--drain-timeout", "120", env={"TMPDIR": str(tmp_path)}).wait_ready()
     engine = server.status()["engine_pid"]
     begun = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(_stream, server, PROMPTS[0], begun.set)
-        begun.wait(30)
+        assert begun.wait(PATIENCE)
         server.process.send_signal(signal.SIGTERM)
         assert len(answer.result()) > 20
     assert server.stop() == 0

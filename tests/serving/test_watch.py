@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import until
 
 from millrace.flight import LOAD_PATIENCE, MOST_NAMED, Reading, Recording, SharedRecorder
 from millrace.serving.watch import Pulse, Watch, processor_time
@@ -128,16 +129,24 @@ def test_waiting_for_a_core_counts_and_being_stopped_does_not() -> None:
         for process in busy:
             assert process.stdout is not None and process.stdout.readline()
 
-        def wanted(seconds: float) -> list[float]:
-            before = [processor_time(p.pid) or 0.0 for p in busy]
-            time.sleep(seconds)
-            return [(processor_time(p.pid) or 0.0) - b for p, b in zip(busy, before, strict=True)]
+        def wanted(process: subprocess.Popen[bytes]) -> float:
+            return processor_time(process.pid) or 0.0
 
         # Both want one core for the whole time, and get about half of it.
-        assert sum(wanted(1.0)) > 1.5
+        def both_count() -> bool:
+            begin, before = time.monotonic(), sum(map(wanted, busy))
+            time.sleep(0.4)
+            return sum(map(wanted, busy)) - before > 1.3 * (time.monotonic() - begin)
+
+        def the_first_rests() -> bool:
+            before = wanted(busy[0])
+            time.sleep(0.2)
+            return wanted(busy[0]) - before < 0.02
+
+        assert until(both_count)
+        assert not the_first_rests()
         os.kill(busy[0].pid, signal.SIGSTOP)
-        time.sleep(0.2)
-        assert wanted(0.5)[0] < 0.02
+        assert until(the_first_rests)
     finally:
         for process in busy:
             process.kill()
