@@ -45,7 +45,7 @@ class Example(NamedTuple):
 def everything(tmp_path_factory: pytest.TempPathFactory, default_model: Path) -> Iterator[Server]:
     home = tmp_path_factory.mktemp("examples")
     folders = {
-        "text": tiny_folder.make(home / "text", default_model),
+        "text": tiny_folder.make(home / "text", default_model, max_position_embeddings=512),
         "vectors": encoder_folders.encoder(home / "vectors"),
         "scores": encoder_folders.classifier(home / "scores"),
     }
