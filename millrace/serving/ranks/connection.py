@@ -50,6 +50,7 @@ class GroupConnection:
         self._config = config
         self._file = file
         self._engine: ProcessConnection | None = None
+        self._ready = False
         self._said: asyncio.Queue[FromEngine] = asyncio.Queue()
         self._lost: asyncio.Future[EngineGone] = asyncio.get_running_loop().create_future()
         self._tasks = [asyncio.create_task(self._guarded())]
@@ -90,7 +91,8 @@ class GroupConnection:
         if self._engine is not None:
             # Members are heard meanwhile: a rank that ends in good order compares its state once more.
             pinging = asyncio.create_task(self._keep_pinging())
-            await self._engine.close(grace)
+            # One that is not up yet has nothing to put in order, and may wait for ranks that are gone.
+            await self._engine.close(grace if self._ready else 0.0)
             pinging.cancel()
         self._group.lost_since = time.monotonic()
         for member in self._group.members:
@@ -170,6 +172,7 @@ class GroupConnection:
                 message = await engine.receive()
                 if isinstance(message, Ready):
                     self._group.lost_since = None
+                    self._ready = True
                 self._said.put_nowait(message)
                 if isinstance(message, Failed) and message.id is None:
                     self._lose(EngineGone(message.message, Cause.OUTSIDE))

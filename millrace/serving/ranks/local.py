@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import shlex
+import signal
 import sys
 
 from millrace import logs
@@ -120,6 +121,8 @@ def _heard(ended: asyncio.Event) -> None:
 def main() -> None:
     rank, address, port, level, peers, *rest = sys.argv[1:]
     logs.setup(level, "text")
+    # An interrupt at a terminal is for the server, which ends its ranks in good order.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     secret = b""
     while not secret.endswith(b"\n"):
         more = os.read(0, 1)
