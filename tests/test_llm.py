@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from adapters_help import random_pairs, write_mlx
 from api import tiny_folder
+from conftest import until
 
 from millrace import LLM
 from millrace.errors import (
@@ -67,11 +67,7 @@ def test_a_stream_that_is_left_stops_the_generation(llm: LLM) -> None:
     next(stream)
     stream.close()
     assert llm.generate("Three,", max_tokens=2, **EXACT).completion_tokens == 2
-    for _ in range(200):
-        if not llm._model.client.in_flight:
-            break
-        threading.Event().wait(0.05)
-    assert not llm._model.client.in_flight
+    assert until(lambda: not llm._model.client.in_flight)
 
 
 def test_asyncio_has_the_same(llm: LLM) -> None:

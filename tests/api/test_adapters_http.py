@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +17,7 @@ import pytest
 from adapters_help import SMALL, Pairs, random_pairs, write_mlx, write_peft
 from api import tiny_folder
 from api.cache_help import complete
-from conftest import Server
+from conftest import PATIENCE, Server, until
 
 NATIVE = {"hidden_size": 64, "head_dim": 32, "num_attention_heads": 2, "intermediate_size": 128}
 """Widths that our own kernels run."""
@@ -210,17 +209,19 @@ def test_a_killed_engine_brings_adapters_back_and_their_requests_go_on(served: S
             m: pool.submit(complete, served, PROMPT, 300, model=m, cache_salt="fresh")
             for m in wanted
         }
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
-            asked = served.status()["requests"]
-            if len(asked) == 2 and all(r["made_tokens"] > 5 for r in asked):
-                break
+        until(
+            lambda: (
+                all(a.done() for a in answers.values())
+                or [r["made_tokens"] > 5 for r in served.status()["requests"]] == [True, True]
+            )
+        )
+        before = served.status()["restarts"]
         served.kill_engine()
         found = {m: a.result()["choices"][0]["text"] for m, a in answers.items()}
     assert found == wanted
+    served.restarted(before)
     assert unload(served, "late").status_code == 200
-    status = served.status()
-    assert [a["loaded"] for a in status["adapters"]] == [True, True] and status["restarts"] >= 1
+    assert until(lambda: [a["loaded"] for a in served.status()["adapters"]] == [True, True])
 
 
 @pytest.mark.parametrize(
@@ -343,11 +344,11 @@ def test_a_server_with_a_broken_adapter_does_not_start(folder: Path) -> None:
     shutil.copytree(folder / "lora" / "one", folder / "broken", dirs_exist_ok=True)
     (folder / "broken" / "adapter_config.json").write_text("{}")
     server = Server(str(folder / "base"), "--lora", f"bad={folder / 'broken'}")
-    assert server.process.wait(120) != 0
+    assert server.process.wait(PATIENCE) != 0
     assert "neither PEFT's" in server.log()
     for option in ("bad", "=x", "base=x"):
         server = Server(str(folder / "base"), "--name", "base", "--lora", option)
-        assert server.process.wait(60) != 0
+        assert server.process.wait(PATIENCE) != 0
         assert "--lora" in server.log()
 
 
@@ -358,9 +359,7 @@ def test_files_that_change_end_their_adapter_with_the_engine(folder: Path) -> No
         first = text(server, "one")
         write_mlx(path, pairs(12))
         server.kill_engine()
-        deadline = time.monotonic() + 60
-        while server.status()["adapters"][0]["error"] is None and time.monotonic() < deadline:
-            time.sleep(0.05)
+        assert until(lambda: server.status()["adapters"][0]["error"] is not None)
         told = server.post("/v1/completions", {"model": "one", "prompt": "x", "max_tokens": 2})
         assert told.status_code == 503 and "not those that were loaded" in told.text
         assert text(server, "base") != first

@@ -10,7 +10,7 @@ import pytest
 from api.cache_help import cached, chat, text
 from conftest import Server
 
-TURNS = 4
+TURNS = 3
 WITHIN = 1e-4
 
 

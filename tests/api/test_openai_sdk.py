@@ -30,7 +30,7 @@ def _whole(client: openai.OpenAI, prompt: str) -> tuple[str, str, int]:
         model="smollm2",
         messages=[{"role": "user", "content": prompt}],
         temperature=0,
-        max_completion_tokens=16,
+        max_completion_tokens=10,
         user="tester",
     )
     choice = answer.choices[0]
@@ -44,7 +44,7 @@ def _streamed(client: openai.OpenAI, prompt: str) -> tuple[str, str, int]:
         model="smollm2",
         messages=[{"role": "user", "content": prompt}],
         temperature=0,
-        max_tokens=16,
+        max_tokens=10,
         stream=True,
         stream_options={"include_usage": True},
     ) as stream:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -144,32 +144,51 @@ LARGE: dict[str, tuple[Endpoint, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+def _flows(longest: Callable[[], tuple[float, float]]) -> None:
+    """Whether no gap is the most part of the time, in one of a few tries: any process may stall once."""
+    seen = []
+    for _ in range(5):
+        seen.append(longest())
+        gap, whole = seen[-1]
+        if gap < max(1, whole / 2):
+            return
+    raise AssertionError(seen)
+
+
 @pytest.mark.parametrize("what", LARGE)
 def test_39_size_does_not_lengthen_the_gaps_of_others(mill: Mill, what: str) -> None:
     endpoint, large = LARGE[what]
     body = endpoint.body("hi", **SHORT) | large
-    with beside(mill.client, COMPLETIONS, COMPLETIONS.body("Once", **ENDLESS)) as stream:
-        begin = time.monotonic()
-        response = post(mill.client, endpoint, body)
-        end = time.monotonic()
-        stream.move()
-    assert response.status_code in (200, 400), response.text
-    assert response.status_code == 200 or endpoint.error(response)
-    assert stream.longest_gap(begin, end) < max(1, (end - begin) / 2)
+
+    def longest() -> tuple[float, float]:
+        with beside(mill.client, COMPLETIONS, COMPLETIONS.body("Once", **ENDLESS)) as stream:
+            begin = time.monotonic()
+            response = post(mill.client, endpoint, body)
+            end = time.monotonic()
+            stream.move()
+        assert response.status_code in (200, 400), response.text
+        assert response.status_code == 200 or endpoint.error(response)
+        return stream.longest_gap(begin, end), end - begin
+
+    _flows(longest)
     assert mill.idle()
 
 
 def test_39_slow_readers_do_not_lengthen_them(mill: Mill) -> None:
     chatty = CHAT.body("hi", **LONG) | {"stream": True, "logprobs": True, "top_logprobs": 20}
-    with beside(mill.client, COMPLETIONS, COMPLETIONS.body("Once", **ENDLESS)) as stream:
-        readers = [mill.send(CHAT.path, chatty) for _ in range(3)]
-        assert until(lambda: len(mill.requests) == 4)
-        begin = time.monotonic()
-        stream.move(300)
-        end = time.monotonic()
-        for reader in readers:
-            reader.close()
-    assert stream.longest_gap(begin, end) < max(1, (end - begin) / 2)
+
+    def longest() -> tuple[float, float]:
+        with beside(mill.client, COMPLETIONS, COMPLETIONS.body("Once", **ENDLESS)) as stream:
+            readers = [mill.send(CHAT.path, chatty) for _ in range(3)]
+            assert until(lambda: len(mill.requests) == 4)
+            begin = time.monotonic()
+            stream.move(300)
+            end = time.monotonic()
+            for reader in readers:
+                reader.close()
+        return stream.longest_gap(begin, end), end - begin
+
+    _flows(longest)
     assert mill.idle()
 
 

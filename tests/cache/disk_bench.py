@@ -14,6 +14,9 @@ import numpy as np
 from millrace.cache.disk import DiskTier, Dropped, Event, PayloadsRead
 from millrace.cache.payload import Payload
 
+PATIENCE = 120.0
+"""Seconds for what takes a moment on an idle machine."""
+
 MARK = "0123456789abcdef" * 4
 MIB = 1 << 20
 
@@ -71,7 +74,7 @@ class Watch:
         return [e for e in self.events if isinstance(e, kind)]
 
     def until(self, kind: type[E], suits: Callable[[E], bool] = lambda _: True) -> E:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             found = [e for e in self.of(kind) if suits(e)]
             if found:
@@ -93,7 +96,7 @@ class Watch:
 
 
 def settled(tier: DiskTier) -> DiskTier:
-    assert tier.settle(20)
+    assert tier.settle(PATIENCE)
     return tier
 
 

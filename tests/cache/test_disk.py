@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cache.disk_bench import MARK, Watch, check, home, part, same, segment, settled, state, tier
+from conftest import PATIENCE, until
 from safetensors.numpy import load_file
 
 from millrace.cache.disk import DiskTier, DiskUnavailable, Dropped, PayloadsRead, Stored, StoredNode
@@ -135,7 +136,7 @@ def test_what_waits_to_be_written_can_be_read(
 ) -> None:
     go = threading.Event()
     write = disk_files.write
-    monkeypatch.setattr(disk_files, "write", lambda *a, **k: (go.wait(20), write(*a, **k))[1])
+    monkeypatch.setattr(disk_files, "write", lambda *a, **k: (go.wait(PATIENCE), write(*a, **k))[1])
     disk = tier(tmp_path)
     watch = Watch(disk)
     disk.put(1, 0, "", [1, 2, 3], segment(1, 3), state(1))
@@ -208,16 +209,14 @@ def test_a_read_keeps_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     settled(disk)
     go = threading.Event()
     read = disk_files.read
-    monkeypatch.setattr(disk_files, "read", lambda *a: (go.wait(20), read(*a))[1])
+    monkeypatch.setattr(disk_files, "read", lambda *a: (go.wait(PATIENCE), read(*a))[1])
     disk.read(7, [(1, True, False)])
     disk.forget([1])
     settled(disk)
     go.set()
     loaded = watch.until(PayloadsRead)
     assert loaded.payloads is not None and same(loaded.payloads[1][0], segment(1, 2))
-    deadline = time.monotonic() + 10
-    while list(home(tmp_path).glob("*.safetensors")) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    assert until(lambda: not list(home(tmp_path).glob("*.safetensors")))
     check(disk, tmp_path)
     disk.close(5)
 
@@ -225,7 +224,7 @@ def test_a_read_keeps_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_long_backlog_drops_puts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
     write = disk_files.write
-    monkeypatch.setattr(disk_files, "write", lambda *a, **k: (go.wait(20), write(*a, **k))[1])
+    monkeypatch.setattr(disk_files, "write", lambda *a, **k: (go.wait(PATIENCE), write(*a, **k))[1])
     disk = tier(tmp_path, backlog=100_000)
     watch = Watch(disk)
     for node in range(1, 5):
@@ -245,10 +244,10 @@ def test_wakeup(tmp_path: Path) -> None:
     woken = threading.Event()
     disk.set_wakeup(woken.set)
     disk.put(1, 0, "", [1], segment(1, 1), None)
-    assert woken.wait(10) and Watch(disk).until(Stored).node == 1
+    assert woken.wait(PATIENCE) and Watch(disk).until(Stored).node == 1
     woken.clear()
     disk.read(1, [(1, True, False)])
-    assert woken.wait(10)
+    assert woken.wait(PATIENCE)
     disk.close(5)
 
 
@@ -256,7 +255,7 @@ def test_close_writes_what_waits(tmp_path: Path) -> None:
     disk = tier(tmp_path)
     for node in range(1, 101):
         disk.put(node, node - 1, "", [node], segment(node, 1), None)
-    disk.close(10)
+    disk.close(PATIENCE)
     disk = tier(tmp_path)
     assert [n.id for n in disk.nodes()] == list(range(1, 101))
     disk.close(5)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from cache.disk_bench import (
     MIB,
+    PATIENCE,
     Watch,
     check,
     home,
@@ -278,7 +279,7 @@ def test_two_running_models_share_the_budget(
     assert first.bytes > budget * 3 // 4
     second = tier(tmp_path, budget, "b" * 64)
     watch = Watch(second)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     for node in count(1):  # the first looks only now and then whether it must give way
         second.put(node, 0, "", [node] * 1000, segment(node, 1000, 512), None)
         settled(second)

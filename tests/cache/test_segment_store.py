@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from cache.disk_bench import tier
+from cache.disk_bench import PATIENCE, tier
 from mlx_lm.models.cache import make_prompt_cache
 from tiny import SHAPES, VOCAB, build
 
@@ -117,7 +117,7 @@ class Real:
         out: list[Operation] = []
         ticket = self.index.fetch(out, "", prompt)
         self.do(out)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE
         while self.index.waits(ticket) and time.monotonic() < deadline:
             self.hear()
         out = []

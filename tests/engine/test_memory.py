@@ -23,11 +23,20 @@ def model(request: pytest.FixtureRequest) -> Any:
     return build(request.param)
 
 
-@pytest.mark.parametrize("kept", [True, False])
-def test_pre_empted_rows_finish_as_if_undisturbed(model: Any, kept: bool) -> None:
-    """With a cache they find what they had; without one they run it again."""
+@pytest.fixture(scope="module")
+def alone(model: Any) -> list[tuple[list[int], list[int]]]:
+    """Prompts, and what follows them where nobody disturbs."""
     dice = random.Random(5)
     prompts = [[dice.randrange(VOCAB) for _ in range(120 + 40 * i)] for i in range(3)]
+    return [(prompt, greedy_alone(model, prompt, 340)) for prompt in prompts]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_pre_empted_rows_finish_as_if_undisturbed(
+    model: Any, alone: list[tuple[list[int], list[int]]], kept: bool
+) -> None:
+    """With a cache they find what they had; without one they run it again."""
+    prompts = [prompt for prompt, _ in alone]
     each = replace(cost(model), chunk=64)
     budget = Budget(each, max(Budget(each, 0).least([440, 440]), each.row(700)))
     bench = Witness(model, budget=budget, prefill_chunk=64, cache=1 << 28 if kept else None)
@@ -35,8 +44,8 @@ def test_pre_empted_rows_finish_as_if_undisturbed(model: Any, kept: bool) -> Non
         Submit(i, p, [Choice(0, i)], 340, Sampling(temperature=0.0), priority=i % 2)
         for i, p in enumerate(prompts)
     )
-    for i, prompt in enumerate(prompts):
-        assert generated[i, 0] == greedy_alone(model, prompt, 340)
+    for i, (_, undisturbed) in enumerate(alone):
+        assert generated[i, 0] == undisturbed
     if not each.per_token:
         assert not bench.again, "state that does not grow needs no room"
         return

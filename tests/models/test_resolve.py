@@ -19,14 +19,14 @@ from millrace.models import fetch, store
 from millrace.models.resolve import DEFAULT, resolve
 
 SLOW = """
-import sys, time
+import sys
 import millrace.models.gguf as importer
 from millrace.models.resolve import resolve
 whole = importer.convert
 def slow(source, folder, **options):
     (folder / "half").write_text("half")
     print("converting", flush=True)
-    time.sleep(float(sys.argv[2]))
+    sys.stdin.readline()
     (folder / "half").unlink()
     whole(source, folder, **options)
 importer.convert = slow
@@ -124,7 +124,10 @@ def test_a_corrupt_gguf_leaves_nothing(tmp_path: Path, home: Path) -> None:
 def test_a_killed_conversion_is_swept_up(tmp_path: Path, home: Path) -> None:
     source = write_gguf(tmp_path / "tiny.gguf").path
     process = subprocess.Popen(
-        [sys.executable, "-c", SLOW, str(source), "60"], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", SLOW, str(source)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "converting\n"
@@ -140,7 +143,8 @@ def test_a_killed_conversion_is_swept_up(tmp_path: Path, home: Path) -> None:
 def test_an_interrupt_leaves_nothing(tmp_path: Path, home: Path) -> None:
     source = write_gguf(tmp_path / "tiny.gguf").path
     process = subprocess.Popen(
-        [sys.executable, "-c", SLOW, str(source), "60"],
+        [sys.executable, "-c", SLOW, str(source)],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -155,15 +159,25 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path, home: Path) -> None:
 def test_a_second_process_waits_and_says_so(tmp_path: Path, home: Path) -> None:
     source = write_gguf(tmp_path / "tiny.gguf").path
     first = subprocess.Popen(
-        [sys.executable, "-c", SLOW, str(source), "1.5"], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", SLOW, str(source)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
-    assert first.stdout is not None
+    assert first.stdin is not None and first.stdout is not None
     assert first.stdout.readline() == "converting\n"
     said: list[str] = []
-    found = resolve(str(source), progress=lambda stage, done, total: said.append(stage))
+
+    def hear(stage: str, done: int, total: int) -> None:
+        said.append(stage)
+        if stage.startswith("Waiting") and first.stdin is not None and not first.stdin.closed:
+            first.stdin.close()  # now that it has been seen to wait, the other may go on
+
+    found = resolve(str(source), progress=hear)
     assert any(stage.startswith("Waiting for another process") for stage in said)
     assert not any(stage.startswith("Converting") for stage in said)
-    assert first.communicate()[0].splitlines()[-1] == str(found.path)
+    assert first.stdout.read().splitlines()[-1] == str(found.path)
+    first.wait()
     assert made_names(home) == [found.path.name]
 
 

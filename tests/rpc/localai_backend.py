@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import grpc
-from conftest import PYTHON, ended, free_port
+from conftest import PATIENCE, PYTHON, ended, free_port
 
 from millrace.rpc.localai import wire
 
@@ -29,6 +29,9 @@ class Client:
             options=[
                 ("grpc.max_send_message_length", size),
                 ("grpc.max_receive_message_length", size),
+                # While it starts, to ask again is cheap.
+                ("grpc.initial_reconnect_backoff_ms", 100),
+                ("grpc.max_reconnect_backoff_ms", 500),
             ],
         )
         self._metadata = [("authorization", f"Bearer {token}")] if token is not None else None
@@ -76,7 +79,7 @@ class Backend:
         )
         self.client = Client(self.address, (env or {}).get("LOCALAI_GRPC_AUTH_TOKEN"))
 
-    def wait_up(self, timeout: float = 60) -> Backend:
+    def wait_up(self, timeout: float = PATIENCE) -> Backend:
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
@@ -114,7 +117,7 @@ class Backend:
         file = self._log.fileno()
         return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
 
-    def stop(self, timeout: float = 40) -> int:
+    def stop(self, timeout: float = PATIENCE) -> int:
         self.client.channel.close()
         return ended(self.process, timeout)
 

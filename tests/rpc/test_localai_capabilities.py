@@ -18,7 +18,7 @@ import grpc
 import pytest
 from adapters_help import random_pairs, write_mlx
 from api import tiny_folder
-from conftest import ROOT, free_port
+from conftest import PATIENCE, ROOT, Gate, free_port, until
 from rpc.localai_backend import Backend, Client, refused, text_of
 
 from millrace.rpc.localai import wire
@@ -28,17 +28,18 @@ SIZES = {"ContextSize": 512, "Threads": 4, "NBatch": 128}
 
 
 @pytest.fixture(scope="module")
-def backend(default_model: Path) -> Iterator[Backend]:
-    running = Backend(env={"LOCALAI_GRPC_AUTH_TOKEN": "token-of-this-test"}).wait_up()
+def backend(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
+    gate = Gate(tmp_path_factory.mktemp("gate"))
+    token = {"LOCALAI_GRPC_AUTH_TOKEN": "token-of-this-test"}
+    running = Backend(env=token | gate.env).wait_up()
     loading: list[Any] = []
     thread = threading.Thread(target=lambda: loading.append(running.load(MODEL, **SIZES)))
-    thread.start()
-    answers = 0
-    while thread.is_alive():  # a backend that loads is one that answers
-        assert running.client.Health().message == b"OK"
-        answers += 1
-        time.sleep(0.01)
-    assert answers > 1
+    with gate.closed():
+        thread.start()
+        assert until(running.engines)
+        for _ in range(3):  # a backend that loads is one that answers
+            assert running.client.Health().message == b"OK"
+    thread.join()
     assert (loading[0].success, loading[0].message) == (True, "MLX model loaded successfully")
     yield running
     assert running.stop() == 0
@@ -233,7 +234,7 @@ def test_distributed_without_hosts_is_one_node_and_the_script_starts_it(
     pid = int(parent.stdout.readline())
     client = Client(address)
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while True:
             try:
                 assert client.Health(timeout=5).message == b"OK"
@@ -248,7 +249,7 @@ def test_distributed_without_hosts_is_one_node_and_the_script_starts_it(
         parent.wait()
         client.channel.close()
     while _alive(pid):
-        if time.monotonic() > deadline + 60:
+        if time.monotonic() > deadline + PATIENCE:
             os.kill(pid, signal.SIGKILL)
             raise AssertionError("the backend outlives what started it")
         time.sleep(0.05)
@@ -264,7 +265,7 @@ def test_a_door_with_nothing_behind_it_closes() -> None:
     ]
     assert len(mine) == 1
     os.kill(mine[0], signal.SIGKILL)
-    assert backend.process.wait(30) == 1
+    assert backend.process.wait(PATIENCE) == 1
     assert "ended with status -9" in " ".join(backend.log().split())
 
 
@@ -290,5 +291,5 @@ def _alive(pid: int) -> bool:
 )
 def test_a_start_that_cannot_be_says_why(args: list[str], told: str) -> None:
     command = [sys.executable, "-m", "millrace", "backend", *args]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert ended.returncode == 1 and told in " ".join(ended.stderr.split())

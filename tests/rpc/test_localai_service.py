@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 import scripted
+from conftest import until
 from rpc.localai_backend import NO_DISK, Backend, Client, refused, text_of
 from scripted import Rule, call, think
 
@@ -304,12 +304,7 @@ def test_bytes_that_are_no_message_are_refused(client: Client) -> None:
 
 
 def _until_idle(client: Client) -> bool:
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        if client.Status().state == wire.READY:
-            return True
-        time.sleep(0.02)
-    return False
+    return until(lambda: client.Status().state == wire.READY)
 
 
 def test_a_client_that_leaves_frees_its_row(client: Client) -> None:
@@ -319,8 +314,7 @@ def test_a_client_that_leaves_frees_its_row(client: Client) -> None:
     stream.cancel()
     assert _until_idle(client)
     whole = client.begun("Predict", **_chat("long"))
-    while client.Status().state != wire.BUSY:
-        time.sleep(0.01)
+    assert until(lambda: client.Status().state == wire.BUSY)
     whole.cancel()
     assert _until_idle(client)
 

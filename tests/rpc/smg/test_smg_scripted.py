@@ -6,7 +6,6 @@ import hashlib
 import io
 import json
 import threading
-import time
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import grpc
 import pytest
 import scripted
+from conftest import held, until
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from rpc.smg.worker_calls import Engine, Worker, serving, vllm
@@ -32,7 +32,7 @@ common: Any = common_pb2
 def worker(tmp_path_factory: pytest.TempPathFactory, default_model: Path) -> Iterator[Worker]:
     folder = scripted.make(tmp_path_factory.mktemp("smg") / "script", default_model, RULES)
     options = ("--trust-remote-code", "--smg-engine", "both", "--max-running", "8")
-    bounds = ("--max-queue", "4", "--reader-timeout", "1")
+    bounds = ("--max-queue", "4", "--reader-timeout", "4")
     with serving(str(folder), "--name", "script", *options, *bounds) as found:
         yield found
         assert "Traceback" not in found.server.log()
@@ -245,10 +245,11 @@ def test_streams_that_are_dropped_leave_no_rows(worker: Worker) -> None:
 def test_a_full_queue_is_resource_exhausted(worker: Worker, engine: Engine) -> None:
     prompt = worker.tokens("talk")
     calls = [engine.stub.Generate(engine.request(prompt, stream=True)) for _ in range(12)]
-    _until(lambda: len(worker.server.status()["requests"]) == 12)
-    assert engine.refused([1, 2, 3]) is grpc.StatusCode.RESOURCE_EXHAUSTED
-    next(calls[0])
-    loads = worker.vllm.stub.GetLoads(vllm.GetLoadsRequest()).loads[0]
+    _until(lambda: [r["made_tokens"] > 0 for r in _requests(worker)].count(True) == 8)
+    _until(lambda: len(_requests(worker)) == 12)
+    with held(worker.server.engine):
+        assert engine.refused([1, 2, 3]) is grpc.StatusCode.RESOURCE_EXHAUSTED
+        loads = worker.vllm.stub.GetLoads(vllm.GetLoadsRequest()).loads[0]
     assert (loads.num_running_reqs, loads.num_waiting_reqs, loads.num_total_reqs) == (8, 4, 12)
     assert loads.max_running_requests == 8 and 0 < loads.token_usage < 1
     for call in calls:
@@ -351,8 +352,9 @@ def _matched(complete: Any) -> Any:
     return getattr(complete, kind) if kind else None
 
 
+def _requests(worker: Worker) -> list[dict[str, Any]]:
+    return list(worker.server.status()["requests"])
+
+
 def _until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    assert until(true)
