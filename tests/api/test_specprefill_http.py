@@ -10,7 +10,6 @@ import os
 import re
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -192,12 +191,10 @@ def test_an_engine_that_dies_in_any_phase_leaves_the_text_as_it_was(
     wishes = {"temperature": 0.8, "seed": 7, "max_tokens": 60, "ignore_eos": True}
     body = _body(CHAT, say, specprefill=True, **wishes)
     undisturbed = CHAT.stream(server.http, body)
-    server.http.delete("/v1/cache")
-    killed = threading.Event()
+    killed, over = threading.Event(), threading.Event()
 
     def watch() -> None:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and not killed.is_set():
+        while not over.is_set():
             for model in server.http.get("/v1/status").json()["models"]:
                 for request in model.get("requests") or []:
                     if model["name"] == "sparse" and request["phase"] == phase:
@@ -205,12 +202,18 @@ def test_an_engine_that_dies_in_any_phase_leaves_the_text_as_it_was(
                         killed.set()
                         return
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    found = CHAT.stream(server.http, body)
-    watcher.join()
-    assert killed.is_set(), "it was over before it could be killed"
-    assert found == undisturbed
+    for _ in range(5):  # on a busy machine it may be over before it could be killed
+        server.http.delete("/v1/cache")
+        over.clear()
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        found = CHAT.stream(server.http, body)
+        over.set()
+        watcher.join()
+        assert found == undisturbed
+        if killed.is_set():
+            break
+    assert killed.is_set()
 
 
 def test_a_server_can_have_it_on(folders: tuple[Path, Path]) -> None:
