@@ -98,6 +98,8 @@ class _OneModel:
         options: tuple[str, ...],
     ) -> None:
         self._model = model
+        self._folder = model.path.absolute()
+        """Wherever processes run that are told of it."""
         self._probe = probe
         self._settings = settings
         self._watcher = watcher
@@ -128,9 +130,7 @@ class _OneModel:
     def _as_served(self) -> list[Line]:
         """The server as anybody starts it."""
         self._watcher.doing("starting a server")
-        with serve(
-            self._model.path, "--cache-disk", _DISK, *self._options, room=self._room
-        ) as server:
+        with serve(self._folder, "--cache-disk", _DISK, *self._options, room=self._room) as server:
             state = server.state()
             self._budget = memory.budget(state)
             self._wide = widened(self._model, state)
@@ -161,7 +161,7 @@ class _OneModel:
         if reference is None:
             return []
         doing("starting mlx-lm")
-        with speed.beside(self._model.path, self._wide, room=self._room) as other:
+        with speed.beside(self._folder, self._wide, room=self._room) as other:
             told = f"{other.started_in:.2f} s to import mlx-lm and load the model"
             if other.note:
                 told += f"; measured with {other.note}"
@@ -182,7 +182,7 @@ class _OneModel:
         given = f"{self._budget >> 20}M"
         given_bytes = (self._budget >> 20) << 20
         with serve(
-            self._model.path,
+            self._folder,
             *("--speculate", str(GUESSES), "--cache-disk", "0"),
             *("--kv-memory", given, "--cache-memory", given),
             *self._options,

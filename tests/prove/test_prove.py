@@ -84,7 +84,8 @@ def proven(
             patch.setattr(speed, "beside", without_mlx_lm)
             patch.setattr(run, "serve", one_server(run.serve))
             patch.setattr(doctor, "run_probe", lambda: (PROBE, None))
-        done = CliRunner().invoke(app, ["prove", str(model), "--quick", "--out", str(report)])
+        patch.chdir(folder)  # names that are told from here hold for the servers, too
+        done = CliRunner().invoke(app, ["prove", f"./{model.name}", "--quick", "--out", "proof.md"])
     found = json.loads(report.with_suffix(".json").read_text())
     verdicts = {line["check"]: line["verdict"] for line in found["models"][0]["lines"]}
     both = report.read_text(), report.with_suffix(".json").read_text()
