@@ -34,6 +34,9 @@ from millrace.protocol.specprefill import Scoring, Selected
 
 AHEAD = 8
 """Tokens that the draft goes on by: what they look at is what matters."""
+_SPARE = 0.8
+"""The part of what running rows can spare that a chunk is planned to take: it is judged from those before
+it, and attention to a longer state takes more."""
 _FIRST = 32
 """Tokens of the first chunk beside running rows, before it is known what one takes."""
 
@@ -241,7 +244,7 @@ class Scorings:
             if self._chunks.known:
                 most = max(SMALLEST_CHUNK, self._chunks.within(IDLE_SECONDS, most))
         elif self._chunks.known:
-            within = self._chunks.within(spare, most)
+            within = self._chunks.within(_SPARE * spare, most)
             most = max(SMALLEST_CHUNK, min(within, int(GROWTH * self._chunks.largest)))
         else:
             most = min(most, _FIRST)
