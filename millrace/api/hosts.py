@@ -1,12 +1,14 @@
 """Under which names this server may be asked, so that no web site can pass for the server's own page.
 
 A site can have its own name point at 127.0.0.1: its pages then ask the server under the site's name, and
-browsers take server and site for one. Addresses, and names that no site can have, are always right.
+browsers take server and site for one. Addresses, and names that no site can have, are always right: the
+network's own have no dot.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Collection
 from urllib.parse import urlsplit
 
@@ -23,6 +25,8 @@ _THIS_MACHINE = frozenset(
     {"localhost", "*.localhost", "host.docker.internal", "host.containers.internal"}
 )
 """What browsers hold to be this machine, and what containers call it: nobody can register `.internal`."""
+_OWN = re.compile(r"[a-z0-9_-]+")
+"""A name without a dot is of this machine or its network: nobody can register one."""
 _LONGEST = 300
 """Characters of a name and its port; DNS ends at 253."""
 _SHOWN = 100
@@ -63,7 +67,9 @@ def is_known(host: str, names: Collection[str]) -> bool:
         return False
     if parts.netloc != host or not name or "@" in host or "*" in host:
         return False
-    if name in names or any(f"*{name[at:]}" in names for at, c in enumerate(name) if c == "."):
+    if _OWN.fullmatch(name) or name in names:
+        return True
+    if any(f"*{name[at:]}" in names for at, c in enumerate(name) if c == "."):
         return True
     try:
         ipaddress.ip_address(name.partition("%")[0])

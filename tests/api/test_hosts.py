@@ -157,6 +157,7 @@ def test_elsewhere_every_name_is_answered(options: dict[str, Any]) -> None:
         ("evil.example@localhost", False),
         ("localhost@evil.example", False),
         ("localhost:80:80", False),
+        ("mill:8000", True),
         ("localhost:port", False),
         ("localhost:99999", False),
         ("localhost/evil", False),

@@ -3,7 +3,7 @@
 import { key } from "./api.js";
 import { copied, el, replace, sign, toast } from "./dom.js";
 import { highlighter } from "./highlight.js";
-import { likelyModel, refreshModels, server } from "./server.js";
+import { likelyModel, modelNamed, refreshModels, server } from "./server.js";
 
 /** A word as a shell takes it, whatever is in it. */
 const shell = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
@@ -14,7 +14,7 @@ const SNIPPETS = {
   curl: ["bash", ({ base, model, secret }) => `curl ${base}/v1/chat/completions \\
   -H 'content-type: application/json'${secret ? ` \\\n  -H "authorization: Bearer $MILLRACE_API_KEY"` : ""} \\
   -d ${shell(`{"model": ${quoted(model)}, "messages": [{"role": "user", "content": "What is the capital of France?"}]}`)}`],
-  "OpenAI Python": ["python", ({ base, model, secret }) => `from openai import OpenAI
+  "OpenAI Python": ["python", ({ base, model, secret }) => `${secret ? "import os\n\n" : ""}from openai import OpenAI
 
 client = OpenAI(base_url="${base}/v1", api_key=${secret ? 'os.environ["MILLRACE_API_KEY"]' : '"none"'})
 stream = client.chat.completions.create(
@@ -33,7 +33,7 @@ const answer = await client.chat.completions.create({
   messages: [{ role: "user", content: "What is the capital of France?" }],
 });
 console.log(answer.choices[0].message.content);`],
-  "Anthropic Python": ["python", ({ base, model, secret }) => `from anthropic import Anthropic
+  "Anthropic Python": ["python", ({ base, model, secret }) => `${secret ? "import os\n\n" : ""}from anthropic import Anthropic
 
 client = Anthropic(base_url="${base}", api_key=${secret ? 'os.environ["MILLRACE_API_KEY"]' : '"none"'})
 answer = client.messages.create(
@@ -44,10 +44,12 @@ answer = client.messages.create(
 print(answer.content[0].text)`],
   "Ollama clients": ["bash", ({ base, model }) => `export OLLAMA_HOST=${base}
 ollama run ${shell(model)} "What is the capital of France?"`],
-  "Claude Code": ["bash", ({ base, model, secret }) => `export ANTHROPIC_BASE_URL=${base}
-export ANTHROPIC_API_KEY=${secret ? "$MILLRACE_API_KEY" : "none"}
+  "Claude Code": ["bash", ({ base, model, secret, window }) => `export ANTHROPIC_BASE_URL=${base}
+export ANTHROPIC_AUTH_TOKEN=${secret ? '"$MILLRACE_API_KEY"' : "none"}
 export ANTHROPIC_MODEL=${shell(model)}
-export ANTHROPIC_SMALL_FAST_MODEL=${shell(model)}
+export ANTHROPIC_DEFAULT_HAIKU_MODEL=${shell(model)}
+export ANTHROPIC_DEFAULT_SONNET_MODEL=${shell(model)}
+export ANTHROPIC_DEFAULT_OPUS_MODEL=${shell(model)}${window ? `\nexport CLAUDE_CODE_MAX_CONTEXT_TOKENS=${window}` : ""}
 export CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1
 claude`],
   Codex: ["toml", ({ base, model }) => `# ~/.codex/config.toml
@@ -102,7 +104,7 @@ export class Connect {
         return el("tr", {}, el("td", { text: name }), el("td", {}, el("code", { text: base + path })), el("td", { class: "dim roomy", text: what }), el("td", {}, copy));
       }))))),
       el("section", { "aria-label": "Snippets" }, el("div", { class: "lead" }, el("h2", { text: "Connect" }), this.picker), this.tabs, panel,
-        el("p", { class: "dim", text: "Coding agents send prompts of 10,000 to 20,000 tokens: choose a model whose window holds them." }))));
+        el("p", { class: "dim", text: "Coding agents send prompts of 10,000 to 20,000 tokens: choose a model whose window holds them. `millrace launch claude`, `codex` or `opencode` does all of this by itself." }))));
   }
 
   async enter() {
@@ -124,7 +126,8 @@ export class Connect {
     })));
     const [lang, made] = SNIPPETS[this.chosen];
     const colour = highlighter(lang);
-    const lines = made({ base: location.origin, model: this.picker.value || "MODEL", secret: Boolean(key.get()) }).split("\n");
+    const model = this.picker.value || "MODEL", window = modelNamed(model)?.context_window;
+    const lines = made({ base: location.origin, model, window, secret: Boolean(key.get()) }).split("\n");
     this.label.textContent = this.chosen;
     replace(this.code, ...lines.flatMap((line, i) => [...(i ? ["\n"] : []), ...colour(line).map(([kind, text]) => (kind ? el("span", { class: kind, text }) : text))]));
   }
