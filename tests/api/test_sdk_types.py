@@ -31,7 +31,7 @@ RULES = [
 OURS = {"matched_stop", "reasoning_content", "prompt_logprobs"}
 """Fields of answers that the SDKs' types do not know."""
 CARD = {"context_window", "max_model_len", "alias_of", "state", "pinned", "memory_bytes"}
-CARD |= {"input_modalities"}
+CARD |= {"input_modalities", "output_modalities"}
 TOOL = {"type": "function", "function": LOOK}
 FLAT = {"type": "function", **LOOK}
 CUSTOM = {"type": "custom", "name": "edit", "description": "Edits."}

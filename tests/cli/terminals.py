@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import fcntl
 import os
@@ -31,6 +32,8 @@ class Typist:
         )
         os.close(theirs)
         self.shown = ""
+        # A character may come in two parts.
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def wait_for(self, text: str, after: int = 0) -> int:
         """Until the text is on the screen, behind a place; the place behind it."""
@@ -51,7 +54,7 @@ class Typist:
             got = os.read(self._ours, 65536)
         except OSError:  # the other side is closed
             return False
-        self.shown += got.decode(errors="replace")
+        self.shown += self._decoder.decode(got)
         return bool(got)
 
     def end(self) -> int:

@@ -22,7 +22,7 @@ import httpx
 import pytest
 import typer
 from conftest import free_port
-from installing import (
+from installations import (
     CONSTRAINTS,
     ROOT,
     Installed,
