@@ -118,10 +118,11 @@ def test_a_damaged_file(start: Start, left: Left, copy: Path, fault: str) -> Non
     assert _warnings(server) == 1
 
 
-def test_a_damaged_index(start: Start, left: Left, copy: Path) -> None:
+@pytest.mark.parametrize("seed", range(3))
+def test_a_damaged_index(start: Start, left: Left, copy: Path, seed: int) -> None:
     """Sixty writes of four bytes at random, as a failing disk makes them."""
     (index,) = copy.glob("*/index.sqlite")
-    source = random.Random(0)
+    source = random.Random(seed)
     data = bytearray(index.read_bytes())
     for _ in range(60):
         at = source.randrange(len(data) - 4)

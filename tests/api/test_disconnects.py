@@ -113,8 +113,8 @@ def test_five_hundred_clients_that_go_away(
     assert _while_running(server) == with_one
     assert server.post("/v1/completions", REFERENCE).json()["choices"] == expected
     left = scrape.total(server, "millrace_requests_total", outcome="disconnected")
-    # On a busy machine most are gone before their request has been read.
-    assert left >= 0.1 * (CLIENTS - storm.whole), (left, storm.whole)
+    # On a busy machine some are gone before their request has been read.
+    assert left >= 0.5 * (CLIENTS - storm.whole), (left, storm.whole)
     assert server.status()["restarts"] == 0
 
 

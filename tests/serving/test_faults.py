@@ -117,7 +117,7 @@ def test_a_request_that_dies_of_its_own_answer(shared: Server, token: int) -> No
 
 def test_kills_from_outside_fail_nobody(shared: Server) -> None:
     streams = Streams(shared, 8, 600).start()
-    for _ in range(4):
+    for _ in range(6):
         before = shared.status()["restarts"]
         shared.kill_engine()
         shared.restarted(before)
