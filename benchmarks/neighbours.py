@@ -79,6 +79,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, help="an MLX model folder (default: millrace's own)")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
     parser.add_argument("--readers", type=int, default=READERS)
+    parser.add_argument(
+        "--only", nargs="+", metavar="WORD", help="those with such a word in their name"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write all gaps to this file")
     return parser.parse_args()
@@ -107,6 +110,8 @@ async def _measure(server: Child, options: argparse.Namespace, console: Console)
     measured: dict[str, Gaps] = {}
     async with make_client() as http:
         for name, disturb in _disturbances(options.readers).items():
+            if measured and options.only and not any(word in name for word in options.only):
+                continue
             console.print(name, style="dim")
             gaps = measured[name] = Gaps()
             items = prompts(STREAMS, 60, STREAM_TOKENS, options.seed, name)

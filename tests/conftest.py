@@ -61,8 +61,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.stem not in LONGEST)
 
 
-_ports = iter(random.SystemRandom().sample(range(10_000, 32_000), 20_000))
-"""Below those that systems give to connections: one that is free stays so until a server has it."""
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+_own = range(10_000 + _WORKER, 26_000, _WORKERS)
+_ports = iter(random.SystemRandom().sample(_own, len(_own)))
+"""Below those that systems give to connections, and none that tests beside these or servers choose: one
+that is free stays so until a server has it."""
 
 
 def free_port() -> int:

@@ -23,11 +23,14 @@ from vision_kinds import ALL, IMAGE
 from millrace.protocol import Picture, Span, Tensor
 
 
-def write(kind: str, folder: Path, seed: int = 0) -> Path:
-    """Write a model of a kind into `folder`."""
+def write(kind: str, folder: Path, seed: int = 0, **text: Any) -> Path:
+    """Write a model of a kind into `folder`; `text` is what differs in its text tower."""
     made_of = ALL[kind]
     tiny_tokenizer.write(folder, made_of.special, **made_of.tokenizer)
     config = {"model_type": kind, "eos_token_id": 2, **made_of.config}
+    if text and "text_config" in config:
+        text = {"text_config": config["text_config"] | text}
+    config |= text
     _dump(folder / "config.json", config)
     _dump(folder / "preprocessor_config.json", made_of.pixels)
     if made_of.processor:

@@ -18,11 +18,10 @@ from millrace.api.fields import foreign
 from millrace.api.leases import kept_for, leased
 from millrace.errors import BadRequest, MillraceError
 from millrace.serving.giving import Gives
+from millrace.serving.ignored import HEADER, in_a_header
 from millrace.serving.model import ServedModel
 
 T = TypeVar("T", bound=msgspec.Struct)
-_LONGEST = 2000
-"""Characters of a header that names what was ignored."""
 
 
 class Border(Generic[T]):
@@ -91,15 +90,8 @@ def flattened(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def ignored_header(names: Collection[str]) -> dict[str, str]:
-    """What was left out of the request, said in the response.
-
-    Names may be the client's own, so they are made fit for a header.
-    """
-    if not names:
-        return {}
-    plain = (n.encode("unicode_escape").decode("ascii") for n in dict.fromkeys(names))
-    text = ", ".join(plain)
-    return {"x-millrace-ignored": text if len(text) <= _LONGEST else text[:_LONGEST] + "..."}
+    """What was left out of the request, said in the response."""
+    return {HEADER: in_a_header(names)} if names else {}
 
 
 @contextlib.contextmanager

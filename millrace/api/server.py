@@ -148,9 +148,10 @@ class _Drain:
         self._server.should_exit = True
         if running := sum(len(m.client.in_flight) for m in self._registry.all()):
             log.info(
-                "ending: %d running requests have %g s to finish; a second Ctrl-C ends them at once",
-                running,
+                "ending: %s %g s to finish; a second Ctrl-C ends %s at once",
+                "a running request has" if running == 1 else f"{running} running requests have",
                 self._timeout,
+                "it" if running == 1 else "them",
             )
         else:
             log.info("ending: no request is running, models are let go")

@@ -123,20 +123,21 @@ def _hub_folder(name: str) -> Path:
 def _remove(folder: Path, targets: Iterable[Path]) -> None:
     from millrace.occupancy import alone
 
-    with alone(folder) as free:
-        if not free:
-            raise SetupError(
-                f"A server or another program uses {folder}. End it first: `millrace service remove` if "
-                "it is the service, Ctrl-C where it runs."
-            )
-        for path in targets:
-            try:
+    path = folder
+    try:
+        with alone(folder) as free:
+            if not free:
+                raise SetupError(
+                    f"A server or another program uses {folder}. End it first: `millrace service remove` "
+                    "if it is the service, Ctrl-C where it runs."
+                )
+            for path in targets:
                 if path.is_symlink() or not path.is_dir():
                     path.unlink()
                 else:
                     shutil.rmtree(path)
-            except OSError as error:
-                raise SetupError(f"{path} cannot be removed: {error.strerror or error}.") from None
+    except OSError as error:
+        raise SetupError(f"{path} cannot be removed: {error.strerror or error}.") from None
 
 
 def _show(folder: Path) -> None:

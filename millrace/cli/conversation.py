@@ -12,15 +12,15 @@ from typing import Any, Literal
 import msgspec
 
 HELP = """\
-/clear          forget the conversation        /retry         answer the last question again
-/system TEXT    set the system message         /undo          take the last turn back
-/temp X         temperature                    /save FILE     write the conversation to a file
-/top_p X        nucleus sampling               /load FILE     read one back
-/max N          most tokens in an answer       /tokens        tokens used so far
-/model [NAME]   show or choose the model       /image FILE    a picture for the next question
-/quit           leave (or Ctrl-D)
-Ctrl-C stops an answer and keeps its text. A line that ends with \\ goes on in the next one; what is pasted
-is one message, whatever its lines.
+/clear         forget the conversation    /retry       answer again
+/system TEXT   set the system message     /undo        take the last turn back
+/temp X        temperature                /save FILE   write the conversation
+/top_p X       nucleus sampling           /load FILE   read one back
+/max N         most tokens in an answer   /tokens      tokens used so far
+/model [NAME]  show or choose the model   /image FILE  a picture for the next
+/quit          leave (or Ctrl-D)                       question
+Ctrl-C stops an answer and keeps its text. A line that ends with \\ goes on in
+the next one; what is pasted is one message, whatever its lines.
 /system, /temp, /top_p and /max alone go back to the server's own."""
 
 _NUMBERS: dict[str, tuple[str, type[int] | type[float], float, float]] = {

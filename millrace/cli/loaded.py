@@ -94,6 +94,10 @@ def _ask(url: str, key: str | None, method: str, path: str) -> dict[str, Any]:
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
         answer = httpx.request(method, f"{whole_address(url)}{path}", headers=headers, timeout=600)
+    except httpx.ConnectError:
+        raise EngineUnavailable(
+            f"No server answers at {url}. Start one with millrace serve, or name another with --url."
+        ) from None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         why = str(error).rstrip(".")
         raise EngineUnavailable(f"No server answers at {url}: {why}.") from None

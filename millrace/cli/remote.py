@@ -179,18 +179,16 @@ class Server:
 @contextlib.contextmanager
 def own_server(model: str | None, options: Sequence[str] = ()) -> Iterator[Server]:
     """`millrace serve` as a child on a free port, ended with the command."""
-    import socket
     import subprocess
     import tempfile
 
     from millrace.cli.progress import reporter
     from millrace.models.resolve import resolve
+    from millrace.ports import free_port
 
     with reporter() as progress:
         resolve(model, progress=progress)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "millrace", "serve", *([model] if model else []), *options]
     with tempfile.TemporaryFile() as output:
         # A session of its own: Ctrl-C in this terminal is for the answer, not for the server.

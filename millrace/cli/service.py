@@ -76,7 +76,7 @@ def status() -> None:
     """Say whether the service is installed, and whether it runs."""
     here = manager()
     if not here.file.is_file():
-        typer.echo("not installed; `millrace service install` does")
+        typer.echo("not installed; `millrace service install` installs it")
         raise typer.Exit(1)
     running = _run(here.asking, required=False)
     typer.echo(f"{'running' if running else 'not running'}; its file is {here.file}")

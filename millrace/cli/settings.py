@@ -138,7 +138,8 @@ def read(
     try:
         raw = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
-        raise SetupError(f"The configuration {file} cannot be read: {error}.") from error
+        reason = getattr(error, "strerror", None) or error
+        raise SetupError(f"The configuration {file} cannot be read: {reason}.") from error
     except tomllib.TOMLDecodeError as error:
         raise SetupError(f"{file} is not valid TOML: {error}.") from error
     tables = raw.pop("models", {})

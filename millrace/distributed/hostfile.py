@@ -130,6 +130,8 @@ def _host(entry: Any, rank: int, backend: GroupBackend) -> RankHost:
     ssh = ""
     if isinstance(entry, dict):
         ssh = _text(entry.get("ssh"), f"'ssh' of rank {rank}") or ""
+        if ssh.startswith("-"):
+            raise ValueError(f"'ssh' of rank {rank} is no host but an option of ssh")
         ips = entry.get("ips") or ([ssh.rpartition("@")[2]] if ssh else [])
         if not isinstance(ips, list) or not ips:
             raise ValueError(f"rank {rank} has neither 'ips' nor 'ssh'")

@@ -213,8 +213,9 @@ class Job:
         return asked and not self.seats[0].tokens
 
     def narrow(self, width: int, number: int, now: float) -> Job:
-        """Keep so many rows; the others become a prompt of their own that comes now."""
-        rest = Job(number, self.request, self.seats[width:], self.tokens, now)
+        """Keep so many rows; the others become a prompt of their own, with half the waiting behind it."""
+        arrived = (self.arrived + now) / 2
+        rest = Job(number, self.request, self.seats[width:], self.tokens, arrived)
         rest.quiet = True
         rest.known = self.known
         rest.pauses = list(self.pauses)

@@ -105,10 +105,8 @@ def build(
     on_cpu = loaded.device == "cpu"
     backend: SamplingBackend = HostSampling() if on_cpu else DeviceSampling()
     config = completed(config, on_cpu, native=loaded.native)
-    pictures = drafted = 0
+    pictures, drafted = pictures_room(config, loaded), 0
     weights = loaded.weight_bytes
-    if loaded.sees:
-        pictures = config.picture_memory or picture_room(_spare(config, loaded))
     if beside is not None:
         weights += beside.weight_bytes
         drafted = config.draft_memory or max(_LEAST_CACHE, _spare(config, loaded) // DRAFT_PART)
@@ -120,7 +118,9 @@ def build(
     runner = Runner(loaded.model, loaded.caches, forward=forward, recurring=not on_cpu)
     budget = Budget(replace(runner.cost, chunk=config.prefill_chunk or 0), kv)
     if leader:
-        kv, cached = smallest(budget, cached, leader.shares())
+        shares = leader.shares()
+        kv, cached = smallest(budget, cached, shares)
+        pictures = min([pictures, *(share.picture_bytes for share in shares)])
         budget = Budget(budget.cost, kv)
     state = budget.limit + (cached if config.cache else 0)
     device.bound_freed(weights + state + pictures + drafted)
@@ -172,7 +172,7 @@ def build(
         draft=draft,
     )
     if leader:
-        leader.lead(engine.state)
+        leader.lead(engine.state, engine.features)
     transport.send(
         Ready(
             context=loaded.context,
@@ -204,6 +204,13 @@ def _spare(config: EngineConfig, loaded: LoadedModel) -> int:
     if config.seat is not None and config.group is not None and not config.seat.alone:
         memory //= len(config.group.hosts)
     return int(0.8 * (memory - loaded.weight_bytes))
+
+
+def pictures_room(config: EngineConfig, loaded: LoadedModel) -> int:
+    """Bytes for what pictures have become."""
+    if not loaded.sees:
+        return 0
+    return config.picture_memory or picture_room(_spare(config, loaded))
 
 
 def rooms(config: EngineConfig, loaded: LoadedModel, taken: int) -> tuple[int, int]:

@@ -37,7 +37,6 @@ from millrace.engine.turn import (
     Join,
     Outcome,
     Read,
-    Reserve,
     RowResult,
     Sample,
     Seen,
@@ -106,7 +105,7 @@ class Decider:
         self._turns = itertools.count(1)
         self._draft = Draft(Turn(0))
         self._running: list[Seat] = []
-        self._memory = BatchMemory(budget)
+        self._memory = BatchMemory(budget, gradual=not shapes.recurring)
         self._drawn = False
         """There are draws that nobody has read."""
         self.again: float | None = None
@@ -188,10 +187,7 @@ class Decider:
         draft.turn.wanted = self._pictures.plan(seeing, draft.out)
         self._leave()
         self._scheduler.open(self._running, self._draft.now)
-        if jobs := self._scheduler.joining(self._running, self._draft.now):
-            self._reserve(jobs)
-            for job in jobs:
-                self._join(job)
+        self._admit_ready()
         self._step()
         self._next_chunk()
         if self._cache is not None:
@@ -203,6 +199,8 @@ class Decider:
     # What the last turn brought
 
     def _learn(self, outcome: Outcome) -> None:
+        if outcome.settled:
+            self._memory.settled()
         for failed in outcome.failed:
             assert failed.id is not None
             self._requests.abort(failed.id, None, self._draft)
@@ -326,24 +324,26 @@ class Decider:
             seat.phase = Phase.ENDED
         return [], [*leaving, seat]
 
-    def _join(self, job: Job) -> None:
-        self._draft.out.append(Join(job.number, [s.number for s in job.seats]))
-        for seat in job.seats:
-            seat.phase, seat.held = Phase.RUNNING, job.length - 1
-        self._running += job.seats
+    def _admit_ready(self) -> None:
+        """Let prompts that have been run join, as far as the batch's memory is there."""
+        scheduler, running = self._scheduler, self._running
+        rows = len(running) + scheduler.coming_rows(running)
+        told, within = self._memory.prepare(running, scheduler.ready, scheduler.coming, rows)
+        self._draft.out += [told] if told else []
+        if jobs := scheduler.joining(running, self._draft.now, within):
+            self._learning.joined()
+            self._reserve(jobs)
+        for job in jobs:
+            self._draft.out.append(Join(job.number, [s.number for s in job.seats]))
+            for seat in job.seats:
+                seat.phase, seat.held = Phase.RUNNING, job.length - 1
+            self._running += job.seats
 
     def _reserve(self, joining: Sequence[Job] = (), more: int = 1) -> None:
         """Have memory for the rows that run, those that join, and so many more tokens of each."""
-        lengths = [s.held for s in self._running]
-        for job in joining:
-            lengths += [job.length - 1] * job.width
-        # Until a prompt has joined, it has its own.
-        others = sum(self._budget.row(j.length) for j in (*self._scheduler.coming, *joining[1:]))
-        width, turn = max(lengths) + more, self._draft.turn.number
-        reach = max((s.held + s.left for s in self._running), default=0)
-        if self._memory.have(len(lengths), width, reach, others, turn):
-            size = self._memory.size
-            self._draft.out.append(Reserve(size.slots, size.width))
+        coming, turn = self._scheduler.coming, self._draft.turn.number
+        if told := self._memory.reserve(self._running, coming, turn, joining=joining, more=more):
+            self._draft.out.append(told)
 
     def _step(self) -> None:
         operations = self._draft.out

@@ -124,6 +124,7 @@ class Executor:
             sorted((n, row.tokens) for n, row in self._rows.items()),
             sorted((n, p.done, p.width, p.tokens) for n, p in self._prompts.items()),
             self._runner.lengths,
+            self._sights.state(),
             self._store.state() if self._store is not None else None,
         )
 
@@ -139,7 +140,8 @@ class Executor:
         for operation in turn.operations:
             self._carry_out(operation)
         if self._runner.unsettled:
-            self._in_step(lambda: self._runner.settle(1))
+            self._in_step(lambda: self._runner.settle(1, part=True))
+        self._outcome.settled = not self._runner.unsettled
         if not self._outcome.rows:
             self._last_read = None
         return self._outcome

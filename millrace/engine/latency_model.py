@@ -1,7 +1,7 @@
 """How long things take here, as measured lately, and what follows for the size of a prefill chunk.
 
 Running streams feel a chunk as a gap between two tokens. The gap is kept under a target: the one
-that was asked for, or a multiple of the decode step, as long as guesses make it lately. It is also
+that was asked for, or what is smooth beside such steps, as long as guesses make them lately. It is also
 at least what a step will take, and half as much again, once the prompts that wait have joined: their
 rows are about to make every step that long anyway, and getting them in quickly is what a full batch
 lives on. While many wait, a gap may be as long as few would mind: small chunks cost everybody more in
@@ -11,8 +11,8 @@ the end.
 from __future__ import annotations
 
 from millrace.engine.chunkcost import GUESSED_WORTH, SMALLEST_CHUNK, ChunkCost
+from millrace.engine.smoothness import longest_gap
 
-GAP_IN_STEPS = 2.5
 GAP_IN_STEPS_TO_COME = 1.5
 GAP_UNDER_PRESSURE = 0.12
 """Seconds that a gap may have while many wait."""
@@ -101,7 +101,7 @@ class LatencyModel:
     def spare(self, rows: int) -> float:
         """Seconds by which work beside a step may lengthen it."""
         step = self.step(rows)
-        return (self._max_stall or GAP_IN_STEPS * (step + self._extra)) - step
+        return (self._max_stall or longest_gap(step + self._extra)) - step
 
     def limit(self, running: int, coming: int = 0) -> int:
         """How many prompt tokens may run before the next decode step of the running rows."""
@@ -115,7 +115,7 @@ class LatencyModel:
         if target is None:
             # The prompt at hand is one of those that come: alone, it changes nothing.
             to_come = self.step(running + max(0, coming - 1)) + self._extra
-            target = max(GAP_IN_STEPS * (step + self._extra), GAP_IN_STEPS_TO_COME * to_come)
+            target = max(longest_gap(step + self._extra), GAP_IN_STEPS_TO_COME * to_come)
             if coming >= max(_MANY, _MANY_PER_RUNNING * running):
                 target = max(target, GAP_UNDER_PRESSURE)
         spare = target - step - self._extra

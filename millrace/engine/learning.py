@@ -33,10 +33,16 @@ class Learning:
         """Tokens of the last step, guesses included."""
         self._timed = False
         """Whether the chunk of the turn before was timed by itself."""
+        self._joined = False
+        """Whether rows were copied into the batch before the last step."""
 
     def step(self, rows: int, ahead: int) -> None:
         """A step of so many rows was decided, each with up to so many guesses."""
         self._step = rows * (1 + ahead)
+
+    def joined(self) -> None:
+        """Rows joined: what the step takes with that is not what such steps take."""
+        self._joined = True
 
     def chunk(self, tokens: int, shape: tuple[int, ...] | None) -> None:
         """A chunk was decided, or none of no tokens; a shape, where new ones cost something."""
@@ -64,6 +70,7 @@ class Learning:
 
     def learn(self, outcome: Outcome) -> None:
         timed, self._timed = self._timed, outcome.chunk_seconds is not None
+        joined, self._joined = self._joined, False
         if outcome.chunk_seconds is not None and self._chunks[-1] and not self._novel[-1]:
             self._latency.saw_chunk(self._chunks[-1], outcome.chunk_seconds)
         if outcome.gap is None or any(list(self._novel)[self._beside]):
@@ -76,7 +83,12 @@ class Learning:
         if tokens := max(list(self._chunks)[self._beside]):
             if not timed:
                 self._latency.saw_gap(rows, tokens, outcome.gap - extra)
+        elif joined:
+            return
         elif self._speculation is not None and self._step > rows:
             self._speculation.saw_step(self._step, outcome.gap)
+            # Without guesses it would have taken no longer.
+            if outcome.gap < self._latency.step(rows):
+                self._latency.saw_step(rows, outcome.gap)
         else:
             self._latency.saw_step(rows, outcome.gap)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from millrace.cache.observations import AnyObservation
 from millrace.cache.residency import Operations
@@ -234,6 +234,10 @@ class Engine:
     def state(self) -> object:
         """What the executor holds, as plain values."""
         return self._executor.state()
+
+    def features(self, digest: str) -> Any:
+        """What an encoded picture has become, where it is held."""
+        return self._sights.features(digest)
 
     def _close(self) -> None:
         writes = self._decider.closing(self._clock())

@@ -52,6 +52,10 @@ class Rectangle:
     def holds(self, rows: int, width: int) -> bool:
         return rows <= self.slots and width <= self.width
 
+    def around(self, other: Rectangle) -> Rectangle:
+        """The smallest that has room for what either has room for."""
+        return Rectangle(max(self.slots, other.slots), max(self.width, other.width))
+
 
 NOTHING = Rectangle()
 

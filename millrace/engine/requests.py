@@ -30,6 +30,9 @@ from millrace.protocol import (
 )
 from millrace.protocol.prefixes import CacheQuery
 
+RESUMED_SECONDS = 25.0
+"""How much waiting it is worth to have been under way: less than a step of priority."""
+
 
 @dataclass
 class Draft:
@@ -141,8 +144,10 @@ class Requests:
         if not scored and (problem := self._too_large(longest)) is not None:
             draft.turn.refused.append(Failed("invalid_request", problem, request.id))
             return
+        # Those that were being answered when an engine ended go on before those that were not.
+        arrived = draft.now - RESUMED_SECONDS * any(c.generated for c in request.choices)
         seats = [
-            Seat(next(self._numbers), request, c.index, list(c.generated), draft.now, keys, kept)
+            Seat(next(self._numbers), request, c.index, list(c.generated), arrived, keys, kept)
             for c in request.choices
         ]
         self.seats |= {s.number: s for s in seats}

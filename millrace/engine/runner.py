@@ -25,8 +25,10 @@ from millrace.engine.source import PromptState, RowState
 from millrace.models.adapters.slots import slots_of
 from millrace.models.rotations import Rotations, peek
 
-_PARTS = 16
-"""Into so many parts the work is cut when a batch's memory becomes wider before it must be."""
+_PARTS = 32
+"""Into so many parts, at most, the work is cut when a batch's memory becomes larger before it must be."""
+_PART_BYTES = 1 << 27
+"""What a part has at least, where layers are small."""
 
 ForwardPass = Callable[[Any, mx.array, list[Any]], mx.array]
 """Runs a chunk of tokens through a model on top of caches; returns its logits."""
@@ -239,11 +241,11 @@ class Runner:
         self._size = size
         self.unsettled = True
 
-    def settle(self, tokens: int = 0) -> None:
+    def settle(self, tokens: int = 0, *, part: bool = False) -> None:
         """Have as much memory as was told, for so many more tokens of each row at least.
 
-        What the next tokens do not need yet may come some layers at a time, from step to step, so that
-        no step waits for the whole batch to be copied.
+        What those do not need yet may come some layers at a time, a `part` with each call, so that no step
+        waits for the whole batch to be copied.
         """
         if not self.unsettled:
             return
@@ -251,13 +253,12 @@ class Runner:
         rows, width = len(self), max(self._positions.lens, default=0) + tokens
         late = [cache for cache in slots if cache.size != self._size]
         for_now = late
-        if (
-            tokens
-            and rows
-            and self._at_once
-            and all(_may_wait(c.size, self._size, width) for c in late)
-        ):
-            for_now = late[: -(-len(slots) // _PARTS)]
+        waits = all(_may_wait(cache, self._size, rows, width) for cache in late)
+        if late and rows and self._at_once and waits:
+            if not part:
+                return
+            at_once = _PART_BYTES // max(1, max(c.bytes_of(self._size) for c in late))
+            for_now = late[: max(at_once, -(-len(slots) // _PARTS))]
         for cache in for_now:
             cache.resize(self._size, rows)
         self._positions.moved += 1
@@ -277,7 +278,7 @@ class Runner:
             # A layer's own state is let go of as soon as the batch has it, and not held until all have.
             theirs, caches[i] = caches[i], None
             if isinstance(mine, SlotKVCache):
-                if self.unsettled and mine.size != self._size:
+                if self.unsettled and not mine.size.holds(first + copies, length):
                     mine.resize(self._size, first)
                 mine.join(first, theirs, copies)
                 copying.append(mine)
@@ -293,7 +294,8 @@ class Runner:
                 mine.extend(merged)
         if self._at_once:
             mx.eval([cache.state for cache in copying])
-        self.unsettled = False
+        slots = (cache for cache in self._batch if isinstance(cache, SlotKVCache))
+        self.unsettled = any(cache.size != self._size for cache in slots)
         self._positions.lens += [length] * copies
         self.row_adapters += [adapter] * copies
         self._deltas += [delta] * copies
@@ -368,9 +370,9 @@ class Runner:
         ]
 
 
-def _may_wait(now: Rectangle, told: Rectangle, width: int) -> bool:
-    """Whether a layer's memory is enough for rows of this width, and to become larger for longer ones."""
-    return now.slots == told.slots and width <= now.width < told.width
+def _may_wait(layer: SlotKVCache, told: Rectangle, rows: int, width: int) -> bool:
+    """Whether a layer's memory is enough for so many rows of this width, and becomes larger for others."""
+    return layer.size.holds(rows, width) and told.holds(layer.size.slots, layer.size.width)
 
 
 def _cut(shared: KVCache, row: int, length: int) -> KVCache:

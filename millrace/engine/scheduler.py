@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from millrace.engine.books import NO_GROUP, Job, Seat, Stage
 from millrace.engine.latency_model import LatencyModel
-from millrace.engine.memory import Budget
+from millrace.engine.memory import Budget, Rectangle
 from millrace.engine.shapes import Shapes
 
 PRIORITY_SECONDS = 30.0
@@ -25,6 +25,8 @@ RESERVE_AFTER = 1.0
 """Seconds that the first in the queue waits for room before nobody may pass it any more."""
 GROWTH = 64
 """Tokens that running rows must have room to grow by when another is to join them."""
+ROWS_AT_ONCE = 8
+"""Rows that join running ones in one turn, where that is felt; the rows of one prompt are not parted."""
 LEAST_SHARED = 32
 """Prompts share a chunk only for at least so many tokens each."""
 
@@ -56,6 +58,8 @@ class Scheduler:
         self._ready: list[Job] = []
         self._burst: float | None = None
         """When the first of the ready ones became ready."""
+        self._short = False
+        """Some that are ready wait for memory, which comes the sooner if nothing else is run."""
         self._now = 0.0
 
     @property
@@ -87,6 +91,11 @@ class Scheduler:
         return [*sorted(started, key=self._order), *sorted(waiting, key=self._order)]
 
     @property
+    def ready(self) -> list[Job]:
+        """Prompts that wait for nothing but to join."""
+        return self._ready
+
+    @property
     def coming(self) -> list[Job]:
         """Prompts that hold memory."""
         return [*self._started, *self._ready]
@@ -111,14 +120,17 @@ class Scheduler:
             self._start(job, running)
             self.ran(job)
 
-    def joining(self, running: Sequence[Seat], now: float) -> list[Job]:
-        """The prompts whose rows join the running ones now.
+    def joining(
+        self, running: Sequence[Seat], now: float, within: Rectangle | None = None
+    ) -> list[Job]:
+        """The prompts whose rows join the running ones now; memory for rows beyond those `within` is on
+        its way.
 
         While nobody is being answered, a burst of like prompts is prefilled first and joins as one:
         its rows then have no long gaps, and equal ones stay equal.
         Rows may have grown since a prompt began: it waits until the batch has room for it again.
         """
-        self._now = now
+        self._now, self._short = now, False
         if not self._ready:
             return []
         if self._burst is None:
@@ -129,10 +141,17 @@ class Scheduler:
             if alike and now + cost < self._burst + self._burst_seconds:
                 return []
         joined: list[Job] = []
+        # Where the host itself copies, those that run would feel many at once.
+        beside = bool(running) and not self._shapes.recurring
         lengths = [s.length for s in running]
         group = self._group(running)
         for job in sorted((j for j in self._ready if j.group == group), key=self._order):
             with_it = [*lengths, *[job.length] * job.width]
+            if within is not None and not within.holds(len(with_it), job.length):
+                self._short = True
+                continue
+            if beside and joined and len(with_it) > len(running) + ROWS_AT_ONCE:
+                continue
             others = [j.length for j in self.coming if j is not job and j not in joined]
             first = not running and not joined
             if first or self._budget.fits([n + 1 for n in with_it], others):
@@ -150,6 +169,8 @@ class Scheduler:
         those that end sooner have nothing to run after their end.
         """
         self._now = now
+        if self._short:
+            return None
         while (job := self._first(running)) is not None:
             if job in self._waiting:
                 self._start(job, running)
@@ -161,14 +182,14 @@ class Scheduler:
             group = [job, *self._company(job, running)]
             if len(group) > 1:
                 return group, max(j.left for j in group)
-            chunk = self._latency.chunk(job.left, len(running), self._coming_rows(running))
+            chunk = self._latency.chunk(job.left, len(running), self.coming_rows(running))
             if chunk < job.left:
                 fit = self._shapes.coarse if job.request.media else self._shapes.whole
                 chunk = fit(chunk)
             return [job], min(chunk, job.reach)
         return None
 
-    def _coming_rows(self, running: Sequence[Seat]) -> int:
+    def coming_rows(self, running: Sequence[Seat]) -> int:
         """Rows that are about to join those that run; those with pictures are no reason for long gaps,
         since what they wait for is mostly not the prompt's turn."""
         rows = sum(j.width for j in self.jobs() if not j.request.media and not j.unscored)
@@ -179,7 +200,7 @@ class Scheduler:
 
         What a shorter one is padded by must cost less than a chunk of its own would.
         """
-        limit = self._latency.limit(len(running), self._coming_rows(running))
+        limit = self._latency.limit(len(running), self.coming_rows(running))
         if not job.fresh or not self._shapes.padding or 2 * job.left > limit:
             return []
         padding = self._latency.worth
@@ -250,7 +271,7 @@ class Scheduler:
         while width > 1 and not self._has_room(job, running, self.coming, width):
             width -= 1
         if width < job.width:
-            # Behind those that wait already: rows that are freed do not all go to one request.
+            # Behind some that wait already: rows that are freed do not all go to one request.
             self.add(job.narrow(width, next(self._numbers), self._now))
         self._waiting.remove(job)
         self._started.append(job)

@@ -46,6 +46,18 @@ class Sights:
     def nbytes(self) -> int:
         return sum(features.nbytes for features in self._features.values())
 
+    def state(self) -> object:
+        """What is held of encoded pictures, as plain values."""
+        return sorted((digest, f.length) for digest, f in self._features.items())
+
+    def features(self, digest: str) -> Any:
+        """What an encoded picture has become; None if it is not held."""
+        return self._features.get(digest)
+
+    def take(self, digest: str, features: Any) -> None:
+        """Hold what a picture has become elsewhere."""
+        self._features[digest] = features
+
     def check(self, request: Submit) -> None:
         """Raise ValueError where a request's pictures cannot be what they are said to be."""
         if not request.media:

@@ -260,6 +260,12 @@ class SlotKVCache:
     def state(self) -> tuple[Any, ...]:
         return () if self.keys is None else (self.keys, self.values)
 
+    def bytes_of(self, size: Rectangle) -> int:
+        """What memory of this size takes."""
+        shape = self._shape
+        each: int = shape.heads * (shape.key_dim + shape.value_dim) * shape.dtype.size
+        return size.area * each
+
     @property
     def nbytes(self) -> int:
         if self.keys is None or self.values is None:

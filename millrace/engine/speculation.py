@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from millrace.engine.smoothness import longest_step
+
 RUNS = (4, 3, 2, 1)
 """How many last tokens must have stood together before; the longest run that has is the best guide."""
 HOPED = 0.04
 """What a guessed token is thought to add to a step until it has been seen, in plain steps."""
 HOPEFUL = {4: 0.8, 3: 0.7, 2: 0.5, 1: 0.3}
 """How often guesses hold, by the run that led to them, before any have been seen."""
-LONGEST_STEP = 2.5
-"""A step with guesses may take this many plain steps, so that streams stay smooth."""
 _EMA_WEIGHT = 0.2
 _FORGIVING = 0.01
 """How fast a row that guesses badly is trusted again."""
@@ -177,7 +177,7 @@ class Speculation:
         for width in range(1, min(self._most, max((n for _, n in shares), default=0)) + 1):
             gained += sum(share**width for share, n in shares if n >= width)
             cost = self._cost(rows * (1 + width), rows)
-            if cost > LONGEST_STEP * plain:
+            if cost > longest_step(plain):
                 break
             rate = (rows + gained) / cost
             # A little more must be in it than nothing: a wrong guess also costs the others.

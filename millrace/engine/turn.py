@@ -75,7 +75,8 @@ class Drop(Operation, frozen=True):
 
 
 class Reserve(Operation, frozen=True):
-    """The memory of the batch becomes this large: rows, and tokens of each."""
+    """The memory of the batch becomes this large: rows, and tokens of each; more than the next step needs
+    may come with the steps after it."""
 
     slots: int
     width: int
@@ -224,6 +225,8 @@ class Outcome(msgspec.Struct):
     """Seconds between the last two reads."""
     chunk_seconds: float | None = None
     """What a chunk took by itself, where the host waited for it."""
+    settled: bool = True
+    """The batch's memory is as large as it was told to be."""
 
 
 class Seen(msgspec.Struct):

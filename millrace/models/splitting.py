@@ -7,7 +7,7 @@ again, with the sum over ranks beside it, so that whatever places weights on a d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, Literal
 
 import mlx.core as mx
@@ -24,38 +24,42 @@ PLAIN = frozenset({"llama", "qwen3"})
 _MOST = 16
 
 
-@dataclass(frozen=True)
-class Part:
-    """What one rank has of a model."""
-
-    how: How
-    rank: int
-    size: int
+Problem = Callable[[How, int], str | None]
+"""Why a model cannot be split in that way over so many ranks; None if it can."""
 
 
-def choose(model: Any, settings: dict[str, Any], wanted: Parallel, size: int) -> How:
+def choose(problem: Problem, wanted: Parallel, size: int) -> How:
     """How the model is split over so many ranks; ModelError says why it cannot be, and what would work."""
-    problems = {"tensor": tensor_problem(model, settings, size)}
-    problems["pipeline"] = pipeline_problem(model, size)
     order: tuple[How, ...] = ("tensor", "pipeline") if wanted == "auto" else (wanted,)
+    problems: list[str] = []
     for how in order:
-        if problems[how] is None:
+        found = problem(how, size)
+        if found is None:
             return how
-    why = "; ".join(f"{how}: {problems[how]}" for how in order)
-    works = _works(model, settings)
+        problems.append(f"{how}: {found}")
+    works = _works(problem)
     advice = f"What would work: {works}." if works else "It can only be served from one machine."
-    raise ModelError(f"The model cannot be split over {size} ranks ({why}). {advice}")
+    raise ModelError(
+        f"The model cannot be split over {size} ranks ({'; '.join(problems)}). {advice}"
+    )
 
 
-def _works(model: Any, settings: dict[str, Any]) -> str:
-    counts = [n for n in range(2, _MOST + 1) if tensor_problem(model, settings, n) is None]
+def _works(problem: Problem) -> str:
+    counts = [n for n in range(2, _MOST + 1) if problem("tensor", n) is None]
     found = []
     if counts:
         found.append(f"--parallel tensor with {', '.join(map(str, counts))} ranks")
-    most = max((n for n in range(2, _MOST + 1) if pipeline_problem(model, n) is None), default=0)
+    most = max((n for n in range(2, _MOST + 1) if problem("pipeline", n) is None), default=0)
     if most:
         found.append(f"--parallel pipeline with {'2 to ' if most > 2 else ''}{most} ranks")
     return ", or ".join(found)
+
+
+def problem_of(model: Any, settings: dict[str, Any], how: How, size: int) -> str | None:
+    """Why a text model cannot be split over so many ranks in that way."""
+    if how == "tensor":
+        return tensor_problem(model, settings, size)
+    return pipeline_problem(model, size)
 
 
 def tensor_problem(model: Any, settings: dict[str, Any], size: int) -> str | None:
@@ -115,20 +119,17 @@ def _kind(model: Any) -> str:
     return type(model).__module__.rpartition(".")[2]
 
 
-def split(model: Any, how: How, group: Any) -> Part:
-    """Leave of a lazily loaded model what this rank has."""
-    rank, size = group.rank(), group.size()
-    try:
-        if how == "tensor":
-            model.shard(group)
-            _make_plain(model)
-        elif hasattr(model.model, "pipeline"):
-            model.model.pipeline(group)
-        else:
-            _pipeline(model.model, group)
-    except (ValueError, AttributeError, IndexError) as error:
-        raise ModelError(f"The model cannot be split over {size} ranks: {error}") from error
-    return Part(how, rank, size)
+def split(model: Any, how: How, group: Any) -> None:
+    """Leave of a lazily loaded text model what this rank has."""
+    if how == "tensor":
+        model.shard(group)
+        make_plain(model)
+    elif hasattr(model.model, "pipeline"):
+        model.model.pipeline(group)
+    else:
+        deal_layers(model.model, group)
+    if group.rank():
+        behead(model)
 
 
 class SummedLinear(nn.Module):  # type: ignore[misc]
@@ -146,7 +147,7 @@ class SummedLinear(nn.Module):  # type: ignore[misc]
         return y + self["bias"] if "bias" in self else y
 
 
-def _make_plain(model: Any) -> None:
+def make_plain(model: Any) -> None:
     """Ordinary linear layers in the place of the split ones, with the same arrays."""
 
     def swap(_: str, layer: nn.Module) -> nn.Module:
@@ -179,7 +180,7 @@ def _ordinary(layer: Any, bias: mx.array | None) -> nn.Module:
     return new
 
 
-class _Around(nn.Module):  # type: ignore[misc]
+class Around(nn.Module):  # type: ignore[misc]
     """Stands in a layer's place, and has all that the layer has."""
 
     def __init__(self, layer: nn.Module) -> None:
@@ -195,7 +196,7 @@ class _Around(nn.Module):  # type: ignore[misc]
             return getattr(self["inner"], name)
 
 
-class _Stage(_Around):
+class _Stage(Around):
     """A layer at the edge of what a rank has: its input comes from another, its output goes to one."""
 
     def __init__(
@@ -204,10 +205,10 @@ class _Stage(_Around):
         super().__init__(layer)
         self._group, self._source, self._target = group, source, target
 
-    def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
+    def __call__(self, x: mx.array, mask: Any = None, cache: Any = None, *more: Any) -> mx.array:
         if self._source is not None:
             x = mx.distributed.recv_like(x, self._source, group=self._group)
-        y = self["inner"](x, mask, cache)
+        y = self["inner"](x, mask, cache, *more)
         if self._target is not None:
             y = mx.distributed.send(y, self._target, group=self._group)
             if cache is not None:
@@ -216,7 +217,7 @@ class _Stage(_Around):
         return y
 
 
-def _pipeline(inner: Any, group: Any) -> None:
+def deal_layers(inner: Any, group: Any) -> None:
     """The first rank, which draws tokens, gets the last layers, as in mlx-lm's pipelines."""
     rank, size = group.rank(), group.size()
     base, extra = divmod(len(inner.layers), size)

@@ -8,7 +8,7 @@ neither a pass nor a failure. The logprobs of the answer alone decide it, and no
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -129,7 +129,10 @@ def first_difference(
         near = first - second <= allowed
         return Difference(place=common, near=near, alone=first, other=second)
     margin = draw_margin(tops, (question.seed, common), mine, theirs, width=width)
-    near = margin is not None and margin <= allowed / 2
+    # Two tokens that far apart may be swapped if each is off by half of it.
+    near = margin is not None and could_draw(
+        tops, (question.seed, common), theirs, allowed / 2, width=width
+    )
     return Difference(place=common, near=near, alone=first, other=second, margin=margin)
 
 
@@ -140,27 +143,78 @@ def draw_margin(
 
     Both follow from the seed, the place and the distribution, on the way down the sampler's tree.
     """
+    floor = _floor(tops)
+    weights = {t: math.exp(p / TEMPERATURE) for t, p in tops.items() if p >= floor}
+    for level in _way_to(mine, draw, width):
+        sums = level.sums(weights)
+        total = sum(sums)
+        if total <= 0:
+            return None
+        edges = [sum(sums[:i]) / total for i in range(len(sums) + 1)]
+        ours, other = level.branch(mine), level.branch(theirs)
+        if not 0 <= ours < len(sums) or not edges[ours] <= level.number <= edges[ours + 1]:
+            return None
+        if other != ours:
+            return edges[other] - level.number if other > ours else level.number - edges[other + 1]
+    return None
+
+
+def could_draw(
+    tops: dict[int, float], draw: tuple[int, int], theirs: int, off: float, *, width: int
+) -> bool:
+    """Whether the numbers draw `theirs` if every logprob may be off by so much.
+
+    That moves the borders, and which tokens are among the likeliest that a draw may take.
+    """
+    floor = _floor(tops)
+    least = {t: math.exp((p - off) / TEMPERATURE) for t, p in tops.items() if p >= floor + 2 * off}
+    most = {t: math.exp((p + off) / TEMPERATURE) for t, p in tops.items() if p >= floor - 2 * off}
+    for level in _way_to(theirs, draw, width):
+        low, high = level.sums(least), level.sums(most)
+        at = level.branch(theirs)
+        if not 0 <= at < len(high) or not high[at]:
+            return False
+        first = _share(sum(low[:at]), sum(high[at:]))
+        last = _share(sum(high[: at + 1]), sum(low[at + 1 :]))
+        if not first <= level.number <= last:
+            return False
+    return True
+
+
+def _floor(tops: dict[int, float]) -> float:
+    return sorted(tops.values(), reverse=True)[:TOP_K][-1]
+
+
+def _share(part: float, rest: float) -> float:
+    return part / (part + rest) if part > 0 else 0.0
+
+
+class _Level(msgspec.Struct, frozen=True):
+    """One step down the sampler's tree: among the tokens from `base` on, in branches of `span`."""
+
+    base: int
+    span: int
+    fan: int
+    number: float
+
+    def branch(self, token: int) -> int:
+        return (token - self.base) // self.span
+
+    def sums(self, weights: dict[int, float]) -> list[float]:
+        sums = [0.0] * self.fan
+        for token, weight in weights.items():
+            if 0 <= (at := self.branch(token)) < self.fan:
+                sums[at] += weight
+        return sums
+
+
+def _way_to(token: int, draw: tuple[int, int], width: int) -> Iterator[_Level]:
     from millrace.engine.descent import FAN, numbers
 
-    floor = sorted(tops.values(), reverse=True)[:TOP_K][-1]
-    weights = {t: math.exp(p / TEMPERATURE) for t, p in tops.items() if p >= floor}
     levels: list[float] = numbers(*draw, width)
     span: int = FAN ** len(levels)
     base = 0
     for number in levels:
         span //= FAN
-        sums = [0.0] * FAN
-        for token, weight in weights.items():
-            if base <= token < base + span * FAN:
-                sums[(token - base) // span] += weight
-        total = sum(sums)
-        if total <= 0:
-            return None
-        edges = [sum(sums[:i]) / total for i in range(FAN + 1)]
-        ours, other = (mine - base) // span, (theirs - base) // span
-        if not 0 <= ours < FAN or not edges[ours] <= number <= edges[ours + 1]:
-            return None
-        if other != ours:
-            return edges[other] - number if other > ours else number - edges[other + 1]
-        base += span * ours
-    return None
+        yield _Level(base, span, FAN, number)
+        base += span * ((token - base) // span)

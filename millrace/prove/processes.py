@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -45,13 +44,6 @@ def furnish(room: Path) -> None:
         with contextlib.suppress(OSError):  # then it is made anew, which takes some seconds
             kept.mkdir(parents=True, exist_ok=True)
             (own / name).symlink_to(kept.resolve(), target_is_directory=True)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Child:

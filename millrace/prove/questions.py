@@ -14,7 +14,10 @@ from millrace.bench.workload import compose
 from millrace.errors import SetupError
 
 TEMPERATURE, TOP_K = 0.8, 20
-"""Of the drawn answers. All tokens that a draw may take are among the reported ones."""
+"""Of the drawn answers."""
+REPORTED = 100
+"""Likeliest tokens that are told at each place: in low precision many are as likely as the last that a
+draw may take, and all of those are drawn from."""
 _WORDS_PER_TOKEN = 1.2
 _DOUBLINGS = 6
 _SPREAD = (0.03, 0.07, 0.14, 0.22, 0.38, 0.51, 0.71, 1.0)

@@ -19,8 +19,9 @@ import msgspec
 
 from millrace.bench.sse import DONE, Events, error_text
 from millrace.errors import SetupError
-from millrace.prove.processes import Child, child, free_port
-from millrace.prove.questions import TOP_K, Answer, Question
+from millrace.ports import free_port
+from millrace.prove.processes import Child, child
+from millrace.prove.questions import REPORTED, Answer, Question
 
 PATIENCE = 600.0
 """Seconds for a start and for an answer."""
@@ -227,7 +228,7 @@ def _body(question: Question, salt: str, scored: bool) -> dict[str, Any]:
         "cache_salt": salt,
     }
     if scored:
-        body |= {"return_logprob": True, "top_logprobs_num": TOP_K}
+        body |= {"return_logprob": True, "top_logprobs_num": REPORTED}
     return body
 
 

@@ -273,6 +273,7 @@ class AdapterDesk:
 
     def tidy(self) -> None:
         """Free the slots of adapters that are gone and that no request needs."""
+        self._changed.set()  # whoever waits for one that was unloaded waits for nothing
         leaving = [
             a for a in self._slots if a.gone and a not in self._loads and a not in self._asked
         ]

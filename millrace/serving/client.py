@@ -180,7 +180,7 @@ class EngineClient:
         return active
 
     def _number(self, id: str, request: Submit | Encode) -> None:
-        if any(r.id == id for r in self.in_flight.values()):
+        if self.knows(id) or any(r.id == id.partition("#")[0] for r in self.in_flight.values()):
             raise BadRequest(f"A request with the id '{id}' is running.", param="id")
         request.id = next(self._numbers)
         try:
@@ -192,9 +192,8 @@ class EngineClient:
         self.in_flight[active.number] = active
         self.metrics.arrived(active)
         if timeout is not None:
-            active.timer = asyncio.get_running_loop().call_later(
-                timeout, self._expire, active, timeout
-            )
+            loop = asyncio.get_running_loop()
+            active.timer = loop.call_later(timeout, self._expire, active, timeout)
         self._hand_over()
         self._count_queue()
 
@@ -286,6 +285,7 @@ class EngineClient:
         self._hand_over()
 
     def engine_failed(self, failure: MillraceError) -> None:
+        self._keeper.give_up(failure)
         self.queries.drop()
         self.adapters.stopped()
         self.fail_all(failure)

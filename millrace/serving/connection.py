@@ -157,7 +157,8 @@ class ProcessConnection:
             await asyncio.wait({self._ended}, timeout=grace)
         if self._process.returncode is None:
             self._process.kill()
-            await self._ended
+            # Whoever waits may be cancelled, and another come who waits for the same.
+            await asyncio.wait({self._ended})
         if self._hearing is not None:
             self._hearing.cancel()
         self._socket.close()

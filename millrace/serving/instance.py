@@ -52,6 +52,8 @@ class Instance:
         self.granted = 0
         """Bytes that were set aside for it when its engine was started."""
         self.leases = 0
+        self.users = 0
+        """Leases of those who want an answer."""
         self.used = self.since = time.monotonic()
         self.draining: Reason | None = None
         self.sake = ""
@@ -88,7 +90,7 @@ class Instance:
     @property
     def waiting(self) -> int:
         """Those who want an answer of it, while none can be had."""
-        return self.leases if self.phase != "loaded" else 0
+        return self.users if self.phase != "loaded" else 0
 
     @property
     def expires(self) -> float | None:
@@ -139,6 +141,7 @@ class Lease:
         self._tell = tell
         self._held = True
         instance.leases += 1
+        instance.users += uses
 
     @property
     def model(self) -> ServedModel:
@@ -163,6 +166,7 @@ class Lease:
         if self._held:
             self._held = False
             self._instance.leases -= 1
+            self._instance.users -= self._uses
             if self._uses:
                 self._instance.used = time.monotonic()
             self._tell()

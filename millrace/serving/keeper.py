@@ -104,9 +104,17 @@ class Keeper:
         await self._settled.wait()
         if self.failure:
             raise self.failure
+        if self.ready is None:
+            raise EngineUnavailable("The engine has stopped.")
+
+    def give_up(self, failure: MillraceError) -> None:
+        """There will be no engine, though none may have been started: whoever waits hears why."""
+        self.failure = self.failure or failure
+        self._settled.set()
 
     async def stop(self, grace: float) -> None:
         self.state = State.STOPPED
+        self._settled.set()
         if self._task:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -209,7 +217,11 @@ class Keeper:
         if connection is not None:
             with contextlib.suppress(ValueError):  # of a recorder that is closed
                 reading = connection.reading()
-            await connection.close(0)
+            try:
+                await connection.close(0)
+            except asyncio.CancelledError:
+                self._connection = connection  # for `stop`, which has come in between
+                raise
         if self.failure is None:
             self.restarts += 1
             self._tenant.engine_gone(gone, reading.requests if reading else ())

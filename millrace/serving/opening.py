@@ -156,6 +156,8 @@ class Opening:
         kv = config.kv_memory or max(1, state - cache)
         ranks = _here(config)  # each gets its part of what the machine has
         kv, cache = kv // ranks, cache // ranks
+        if pictures is not None and config.picture_memory is None:
+            pictures = max(1, pictures // ranks)
         return msgspec.structs.replace(
             config,
             kv_memory=kv,
@@ -223,8 +225,6 @@ def _refuse_split(config: EngineConfig, encodes: bool) -> None:
     if config.adapters:
         name = config.adapters[0].name
         raise SetupError(f"--lora {name}: a model that is split over ranks takes no adapters.")
-    if sees(read_config(Path(config.model))):
-        raise SetupError("A model that takes pictures cannot be split over ranks.")
 
 
 def _least_cache(config: EngineConfig, kv: int) -> int:

@@ -102,13 +102,19 @@ class WorkerPool:
             self._starting += 1
         try:
             worker = _Worker(self._program)
-        finally:
+        except BaseException:
             with self._changed:
                 self._starting -= 1
                 self._changed.notify()
+            raise
         with self._changed:
-            self._busy.add(worker)
-        return worker
+            # Both at once: while it is in neither, there would be room for one too many.
+            self._starting -= 1
+            if not self._closed:
+                self._busy.add(worker)
+                return worker
+        worker.end()
+        raise EngineUnavailable("The server is shutting down.")
 
     def _free(self) -> bool:
         return self._closed or bool(self._idle) or len(self._busy) + self._starting < self._most

@@ -156,8 +156,11 @@ class Registry:
         instance = self._residents.current(spec.name)
         if instance is None:
             instance = self._residents.begin(spec, pinned=self.pinned(spec))
-        elif instance.model is not None:
-            instance.model.check_gives(gives)  # before it is told how long to stay
+        else:
+            if loads:
+                self._may_wait(instance)
+            if instance.model is not None:
+                instance.model.check_gives(gives)  # before it is told how long to stay
         lease = Lease(instance, self._residents.wake, uses=loads, adapter=adapter)
         if ttl is None or ttl >= 0:
             instance.ttl = ttl
@@ -172,6 +175,15 @@ class Registry:
             raise
         return lease
 
+    def _may_wait(self, instance: Instance) -> None:
+        """Raise if too many do. Nothing may come between this and the lease, or more would."""
+        if instance.waiting >= self._max_waiting:
+            raise TooManyWaiting(
+                f"{instance.waiting} requests are waiting for '{instance.spec.name}' to be loaded. "
+                "Try again in a moment.",
+                retry_after=5.0,
+            )
+
     def _adapter(self, names: Sequence[str | None]) -> ServedAdapter | None:
         if any(name and self._catalogue.known(name) for name in names):
             return None
@@ -183,21 +195,8 @@ class Registry:
         name = spec.name
         instance = self._residents.current(name)
         if instance is not None and instance.phase != "text":
-            if instance.waiting >= self._max_waiting:
-                raise TooManyWaiting(
-                    f"{instance.waiting} requests are waiting for '{name}' to be loaded. "
-                    "Try again in a moment.",
-                    retry_after=5.0,
-                )
             return
-        if (failed := self._residents.failure(name)) is not None:
-            error, left = failed
-            raise LoadFailed(
-                f"The model '{name}' could not be loaded a moment ago: {error.message} "
-                f"It is tried again in {left:.0f} seconds, or when it is asked for with "
-                f"POST /v1/models/{name}/load.",
-                retry_after=left,
-            )
+        self._refuse_failed(name)
         try:
             encoder = await asyncio.to_thread(encoder_in, spec.engine)
             need = await asyncio.to_thread(self._opener.need, spec)
@@ -207,6 +206,17 @@ class Registry:
         check_gives(name, encoder, gives)
         self._needs[name] = need
         self._residents.check(name, need)
+        self._refuse_failed(name)  # others' attempt may have, while its files were read
+
+    def _refuse_failed(self, name: str) -> None:
+        if (failed := self._residents.failure(name)) is not None:
+            error, left = failed
+            raise LoadFailed(
+                f"The model '{name}' could not be loaded a moment ago: {error.message} "
+                f"It is tried again in {left:.0f} seconds, or when it is asked for with "
+                f"POST /v1/models/{name}/load.",
+                retry_after=left,
+            )
 
     async def load(self, name: str, *, ttl: float | None = UNSAID, wait: bool = True) -> None:
         """Load a model because somebody says so, even if that failed a moment ago.

@@ -148,6 +148,8 @@ class Residents:
 
     def begin(self, spec: ModelSpec, *, pinned: bool) -> Instance:
         """A new life, with its text side alone."""
+        if self._stopped:  # nobody would ever load it, or tell those who wait
+            raise EngineUnavailable("The server is shutting down.")
         instance = Instance(spec, self._opener.client, pinned=pinned)
         instance.client.when_idle = lambda: self._idle(instance)
         self._all[instance.key] = self._current[spec.name] = instance
@@ -227,7 +229,12 @@ class Residents:
 
     def _start(self, instance: Instance, start: Start) -> None:
         unknown = self._limit == _UNKNOWN
-        config = self._opener.told(instance.spec, None if unknown else start.state)
+        try:
+            config = self._opener.told(instance.spec, None if unknown else start.state)
+        except (MillraceError, OSError) as error:  # its files may be gone since it was asked for
+            known = error if isinstance(error, MillraceError) else ModelError(str(error))
+            self._lost(instance, known)
+            return
         assert instance.need is not None
         state = (config.kv_memory or 0) + (config.cache_memory or 0 if config.cache else 0)
         state += config.picture_memory or 0
@@ -257,7 +264,9 @@ class Residents:
         except MillraceError as error:
             self._lost(instance, error)
             return
-        except OSError as error:
+        except Exception as error:  # nobody else would hear of it, and all would wait for ever
+            if not isinstance(error, OSError):
+                log.exception("the engine of %s cannot be started", instance.spec.name)
             self._lost(instance, ModelError(f"The engine's process cannot be started: {error}."))
             return
         ready = instance.client.ready
@@ -305,7 +314,7 @@ class Residents:
         self.remember(name, error)
         instance.failure = error
         self._leave(instance)
-        instance.client.fail_all(error)
+        instance.client.engine_failed(error)
         if not instance.opened.done():
             instance.opened.set_exception(error)
             instance.opened.exception()  # somebody may hear of it, or nobody
@@ -341,6 +350,8 @@ class Residents:
         model = instance.model
         try:
             await (model.stop() if model is not None else instance.client.stop())
+            if (group := instance.client.group) is not None:
+                await group.end()  # also where no start of it was under way
         except Exception:
             log.exception("%s did not end in good order", instance.spec.name)
         if not instance.opened.done():

@@ -20,6 +20,8 @@ from millrace.flight import Reading
 LOOK_SECONDS = 1.0
 JUMP_SECONDS = 4.0
 """A longer time between two looks: it was the front that slept, and what it missed tells nothing."""
+MOST_SECONDS = 2.0
+"""What one look can tell of: of a machine that stalled, the front may be the first to wake."""
 FIRST_BEAT_SECONDS = 60.0
 """A process may take so long to come to its first line, on a machine that has much else to do."""
 QUIET_SECONDS = 3.0
@@ -60,6 +62,7 @@ class Watch:
         if passed > JUMP_SECONDS:
             self._silent = self._still = 0.0
             return Pulse.WELL
+        passed = min(passed, MOST_SECONDS)
         beats = reading.beats != before.beats
         if reading.progress != before.progress or reading.patience is None:
             self._still = 0.0

@@ -100,6 +100,8 @@ _TEXTS = [
     '"\\ud800"', '{"a": "\\ud800"}', '{"a": NaN}', "[" * 900, '{"a":' * 300 + "1" + "}" * 300, "0" * 900,
     "../../etc/passwd", "9" * 5000, "²", "٣", "x" * 3000, "\r\nX-A: b", "data: x\n\n", "[", '{"a":', "\\",
 ]  # fmt: skip
+_NAMES = [*_TEXTS, " a", "a ", "\t", "a\r\nb: c", "é "]
+"""Of fields that nobody knows."""
 _RAW = ["NaN", "Infinity", "-Infinity", "1e400", "-1e400", "1E+5", "1.0", "0.0", "9" * 5000,
         "[" * 60 + "]" * 60, "[" * 400 + "]" * 400, "[" * 5000 + "]" * 5000,
         '{"a":' * 300 + "1" + "}" * 300, '"\\ud800"', '"\\udc00\\ud800"', '"\\u0000"',
@@ -207,6 +209,8 @@ class Fuzzer:
                     _put(body, place, self._odd())
             else:
                 self._spoil(body)
+        if dice.random() < 0.1:
+            body[dice.choice(_NAMES)] = 1
         text = _written(body).encode()
         if dice.random() < 0.03:
             spoilt: list[Callable[[bytes], bytes]] = [

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from api import tiny_folder
-from conftest import Server
+from conftest import PATIENCE, Server
 
 WIDTH = 49152
 HELLO = [{"role": "user", "content": "hi"}]
@@ -339,7 +339,7 @@ ODD_BODIES = [
     "path", ["/v1/completions", "/v1/messages", "/generate", "/api/generate", "/v1/conversations"]
 )
 def test_bodies_that_are_no_sound_json(tiny: Server, path: str, body: bytes) -> None:
-    answer = tiny.http.post(path, content=body, timeout=30)
+    answer = tiny.http.post(path, content=body)
     assert answer.status_code == 400, answer.text
     assert "error" in answer.json()
 
@@ -347,7 +347,7 @@ def test_bodies_that_are_no_sound_json(tiny: Server, path: str, body: bytes) -> 
 def test_a_request_that_says_twice_how_long_it_is_is_the_connections_last(tiny: Server) -> None:
     hidden = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n"
-    with socket.create_connection(("127.0.0.1", tiny.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", tiny.port), timeout=PATIENCE) as connection:
         connection.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + hidden)
         heard = b""
         while chunk := connection.recv(65536):

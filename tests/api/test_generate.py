@@ -44,7 +44,7 @@ def _chunks(server: Server, body: dict[str, Any]) -> list[dict[str, Any]]:
     with httpx.stream(
         "POST", f"{server.url}/generate", json=body | {"stream": True}, timeout=120
     ) as response:
-        lines = [line for line in response.iter_lines() if line]
+        lines = [line for line in response.iter_lines() if line and line != ": keep-alive"]
     assert lines[-1] == "data: [DONE]"
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import ollama
 import pytest
 from api import tiny_folder
@@ -69,7 +68,7 @@ def test_show_of_a_chat_model(server: Server) -> None:
 def test_version_and_heads(library: Server) -> None:
     assert library.http.get("/api/version").json()["version"].count(".") == 2
     for path in ("/api/version", "/api/tags", "/api/ps"):
-        assert httpx.head(f"{library.url}{path}").status_code == 200
+        assert library.http.head(path).status_code == 200
 
 
 def test_pull_of_what_is_here(client: ollama.Client) -> None:
@@ -84,7 +83,7 @@ def test_pull_without_a_network(client: ollama.Client, library: Server) -> None:
         client.pull("org/none")
     with pytest.raises(ollama.ResponseError, match="org/none"):
         list(client.pull("org/none", stream=True))
-    with httpx.stream("POST", f"{library.url}/api/pull", json={"name": "llama9"}) as response:
+    with library.http.stream("POST", "/api/pull", json={"name": "llama9"}) as response:
         assert response.status_code == 200
         lines = [json.loads(line) for line in response.iter_lines()]
     assert set(lines[-1]) == {"error"} and "llama9" in lines[-1]["error"]

@@ -15,7 +15,7 @@ import termios
 import time
 from collections.abc import Sequence
 
-_PATIENCE = 60.0
+_PATIENCE = 120.0
 
 
 class Typist:

@@ -98,6 +98,7 @@ def test_every_command_of_the_help_is_known() -> None:
     assert len(set(names)) == 13
     for name in names:
         assert "no command" not in talked().command(f"{name} 1").text
+    assert max(map(len, HELP.splitlines())) < 80, "it fits a plain terminal"
     assert "no command /nonsense" in talked().command("/nonsense").text
     assert talked().command("/save").action == "none"
 

@@ -127,6 +127,13 @@ def test_a_folder_in_use_is_left_alone(folder: Path) -> None:
     assert clean("all", "--yes").exit_code == 0 and left(folder) == {"millrace.toml"}
 
 
+def test_a_folder_that_cannot_be_written_to_is_told(folder: Path) -> None:
+    # Stands for a disk that is read-only: to root, no folder of a disk that is not is closed.
+    (folder / ".in-use").mkdir()
+    ended = clean("all", "--yes")
+    assert isinstance(ended.exception, SetupError) and "cannot be removed" in str(ended.exception)
+
+
 def test_where_there_is_no_folder_there_is_nothing_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -233,7 +233,7 @@ def test_an_agent_that_is_told_to_end_ends_and_a_server_started_for_it_too(
     while process.poll() is None and not _is_written(place / "told.json"):
         pass
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGTERM, err
     told = _told(place)
     (served,) = told["models"]["data"]

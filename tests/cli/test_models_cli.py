@@ -11,8 +11,8 @@ import typer
 from huggingface_hub import constants
 from typer.testing import CliRunner
 
-from millrace.cli import models
-from millrace.errors import ModelError
+from millrace.cli import loaded, models
+from millrace.errors import EngineUnavailable, ModelError
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))
 from gguf_files import CONTEXT, write_gguf
@@ -80,3 +80,13 @@ def test_unknown_names_are_errors_in_words(app: typer.Typer, words: list[str]) -
 @pytest.mark.parametrize("command", ["pull", "list", "show", "rm"])
 def test_help_is_complete(app: typer.Typer, command: str) -> None:
     assert "Usage" in run(app, command, "--help")
+
+
+def test_where_no_server_answers_it_is_said_how_to_have_one() -> None:
+    app = typer.Typer()
+    loaded.register(app)
+    for words in (["ps"], ["stop", "one"]):
+        ended = CliRunner().invoke(app, [*words, "--url", "127.0.0.1:9"])
+        assert isinstance(ended.exception, EngineUnavailable)
+        assert "Start one with millrace serve" in str(ended.exception)
+        assert "Errno" not in str(ended.exception)

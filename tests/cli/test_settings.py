@@ -141,7 +141,7 @@ def test_lengths_of_time_are_numbers() -> None:
 
 
 def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(SetupError, match="cannot be read"):
+    with pytest.raises(SetupError, match="cannot be read: No such file or directory.$"):
         read(tmp_path / "none.toml", OPTIONS)
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 from engine.world import World
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.engine.latency_model import GAP_IN_STEPS
-from millrace.engine.scheduler import PRIORITY_SECONDS
+from millrace.engine.scheduler import PRIORITY_SECONDS, ROWS_AT_ONCE
+from millrace.engine.smoothness import GAP_IN_STEPS
 from millrace.engine.turn import decoder, encoder
 from millrace.protocol import Abort, AbortChoice, Choice, Sampling, Submit
 
@@ -198,6 +199,51 @@ def test_running_streams_feel_chunks_only_so_much() -> None:
     assert max(world.gaps) <= 1.1 * GAP_IN_STEPS * World.STEP
 
 
+def test_rows_join_when_memory_for_them_has_come_and_the_running_ones_go_on() -> None:
+    world = World(rows=32, per_token=1 << 16, settling=6)
+    for id in range(3):
+        world.submit(id, 20, 300)
+    while len(world.first) < 3:
+        world.turn()
+    for id in range(3, 40):
+        world.submit(id, 4, 50)
+    widths = []
+    while len(world.first) < 32:
+        world.turn()
+        widths.append(len(world.batch))
+    grown = [after - before for before, after in pairwise(widths) if after != before]
+    assert max(grown) <= ROWS_AT_ONCE and world.copied == 0
+    assert widths.index(max(widths)) < 40, "they wait for memory once, and not for each other"
+    world.run()
+    assert sorted(world.finished) == [(i, 0) for i in range(40)]
+
+
+def test_little_memory_is_not_waited_for() -> None:
+    world = World(rows=32, per_token=1, settling=1000)
+    for id in range(3):
+        world.submit(id, 20, 300)
+    while len(world.first) < 3:
+        world.turn()
+    world.submit(9, 4, 50)
+    for _ in range(3):
+        world.turn()
+    assert 9 in world.first
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(asked, min_size=1, max_size=20), st.integers(0, 20), st.randoms())
+def test_everyone_finishes_however_long_memory_takes_to_come(
+    tasks: list[tuple[int, int, int, int]], settling: int, random: random.Random
+) -> None:
+    world = World(rows=8, per_token=1 << 18, limit=(1 << 18) * 6000, settling=settling)
+    for id, (size, output, width, priority) in enumerate(tasks):
+        world.submit(id, size, output, width=width, priority=priority)
+        for _ in range(random.randrange(6)):
+            world.turn()
+    world.run(20_000)
+    assert len(world.finished) == sum(width for _, _, width, _ in tasks)
+
+
 def test_lengths_recur_where_they_should() -> None:
     world = World(rows=64, recurring=True, pipelined=True, chunk=2048, token=2e-5)
     for id in range(64):
@@ -226,6 +272,47 @@ def test_a_wide_request_leaves_rows_to_those_that_come_after_it() -> None:
     while 1 not in world.first:
         world.turn()
     assert sum(1 for id, _ in world.finished if id == 0) < 16
+
+
+def test_the_rows_of_a_wide_request_do_not_wait_for_the_whole_queue_each_time() -> None:
+    """Beside a queue that never ends, eight rows of one request take about what eight requests take."""
+    ended: dict[bool, float] = {}
+    for wide in (True, False):
+        world = World(rows=4)
+        for id in range(100, 116):
+            world.submit(id, 5, 10)
+        for _ in range(20):
+            world.turn()
+        mine = {(0, k) for k in range(8)} if wide else {(k, 0) for k in range(8)}
+        begun = world.now
+        if wide:
+            world.submit(0, 5, 10, width=8)
+        else:
+            for id in range(8):
+                world.submit(id, 5, 10)
+        following, seen = 116, len(world.finished)
+        while not mine <= set(world.finished):
+            world.turn()
+            for _ in range(len(world.finished) - seen):
+                world.submit(following, 5, 10)
+                following += 1
+            seen = len(world.finished)
+        ended[wide] = world.now - begun
+    assert ended[True] <= 2.5 * ended[False]
+
+
+def test_what_was_under_way_goes_on_before_what_was_not() -> None:
+    world = World(rows=4)
+    for id in range(8):
+        world.submit(id, 3, 5)
+    for id in range(8, 12):
+        prompt = [(id * 7919 + k) % 30_000 for k in range(300)]
+        choices = [Choice(0, 0, generated=[1, 1])]
+        world.put(Submit(id, prompt, choices, 50, Sampling()))
+    while len(world.batch) < 4:
+        world.turn()
+    assert {row.request.id for row in world.batch} == {8, 9, 10, 11}
+    world.run()
 
 
 def test_a_row_that_grew_to_the_edge_of_the_memory_can_be_resumed() -> None:

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 import tiny
 import tiny_tokenizer
+from conftest import PATIENCE
 from engine.harness import Bench
+from engine.vision_world import EARLIER, ONE, PLAIN, THREE, Eyes, World
 from tiny_tokenizer import WORDS
 
 from millrace.cache.store import SegmentStore
@@ -23,16 +25,19 @@ from millrace.distributed.handshake import Refused
 from millrace.engine.adapters import Adapters
 from millrace.engine.grammar import Grammars
 from millrace.engine.memory import Budget, StateCost
+from millrace.engine.ranks import executors
 from millrace.engine.ranks.executors import FollowingExecutor
 from millrace.engine.ranks.follower import Drifted, Follower
 from millrace.engine.ranks.leader import smallest
 from millrace.engine.ranks.order import Close, Order, Share, checksum, encoder, from_leader
+from millrace.engine.ranks.shown import packed
 from millrace.engine.runner import Runner
 from millrace.engine.sampler import Sampler
 from millrace.engine.sampling import HostSampling
 from millrace.engine.sights import Sights
-from millrace.engine.turn import Seen, Turn
+from millrace.engine.turn import EncodePicture, Seen, Turn
 from millrace.models.splitting import behead
+from millrace.models.vision.splitting import follow
 from millrace.protocol import Abort, AbortChoice, Choice, Picture, Sampling, Submit
 
 
@@ -44,7 +49,7 @@ class _Leading(Bench):
     def _note(self, seen: Seen, turn: Turn, pictures: list[Picture]) -> None:
         self.orders = getattr(self, "orders", [])
         state = checksum(self.engine.state())
-        self.orders.append(encoder.encode(Order(turn, seen.outcome.rows, state)))
+        self.orders.append(encoder.encode(Order(turn, seen.outcome.rows, check=state)))
 
 
 def _follower(model: Any) -> Follower:
@@ -112,13 +117,69 @@ def test_a_follower_comes_to_the_first_ranks_state_turn_by_turn(tmp_path: Path) 
     follower = _follower(model)
     for raw in first.orders:
         assert follower.obey(from_leader.decode(raw))
-    end = Close(first.engine._outcome.rows, checksum(first.engine.state()))
+    end = Close(first.engine._outcome.rows, check=checksum(first.engine.state()))
     assert not follower.obey(end)
     assert follower.checks == len(first.orders) + 1
     operations = {
         type(o).__name__ for raw in first.orders for o in from_leader.decode(raw).turn.operations
     }
     assert {"Restore", "Keep", "Evict", "Drop", "Forget", "Forward", "Chunk"} <= operations
+
+
+class _LeadingEyes(Eyes):
+    """The same for a model that sees."""
+
+    orders: list[bytes]
+
+    def _note(self, seen: Seen, turn: Turn, pictures: list[Picture]) -> None:
+        self.orders = getattr(self, "orders", [])
+        done = [p.digest for p in seen.outcome.pictures if p.done]
+        shown = [packed(d, self.engine.features(d)) for d in done]
+        state = checksum(self.engine.state())
+        self.orders.append(encoder.encode(Order(turn, seen.outcome.rows, shown, state)))
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World("qwen3_vl", tmp_path_factory.mktemp("sees"))
+
+
+def test_a_picture_that_becomes_more_than_ranks_are_sent_fails_its_own_requests(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executors, "MOST_SHOWN", 100)
+    told = world.told[ONE]
+    span = told.spans[0]
+    runner = Runner(world.model)
+    sights = Sights(world.model)
+    made = runner, Sampler(HostSampling()), Adapters(runner.adapters, 0), sights
+    executor = executors.LeadingExecutor(*made)
+    sights.arrived(world.album[span.digest])
+    run = told.prompt[span.start : span.start + span.length]
+    turn = Turn(1, [EncodePicture(span.digest, run, [7])])
+    (result,) = executor.execute(turn, lambda step: None).pictures
+    assert not result.done and result.problem is not None and "ranks are sent" in result.problem
+    assert result.requests == [7] and sights.features(span.digest) is None
+
+
+def test_a_follower_that_has_no_vision_tower_is_shown_what_pictures_became(world: World) -> None:
+    first = _LeadingEyes(copy.deepcopy(world.model), world.album, cache=1 << 24, picture_room=1)
+    for which in (ONE, THREE, PLAIN, EARLIER):
+        first.put(world.ask(which), turns=2)
+    first.drain()
+    assert first.generated[THREE, 0] == world.expected[THREE]
+
+    model = copy.deepcopy(world.model)
+    follow(model)
+    assert not model.inner.vision_tower.parameters()
+    runner = Runner(model)
+    store = SegmentStore(runner.make_caches, runner.layout, None)
+    made = runner, Sampler(HostSampling()), Adapters(runner.adapters, 0), Sights(model)
+    follower = Follower(FollowingExecutor(*made, None, store))
+    for raw in first.orders:
+        assert follower.obey(from_leader.decode(raw))
+    assert follower.checks == len(first.orders)
+    assert any(from_leader.decode(raw).shown for raw in first.orders)
 
 
 def test_a_follower_whose_state_is_another_says_so() -> None:
@@ -145,7 +206,7 @@ def test_only_who_has_the_secret_is_let_in() -> None:
 
     def serve() -> None:
         for _ in range(2):
-            said, channel = door.next(20)
+            said, channel = door.next(PATIENCE)
             try:
                 channels.welcome(channel, None if said.rank == 1 else "not expected")
                 heard.append((said.role, said.rank, channel.receive()))
@@ -158,20 +219,20 @@ def test_only_who_has_the_secret_is_let_in() -> None:
     # One that says nothing keeps nobody waiting.
     silent = socket.create_connection(address)
     with pytest.raises(Refused, match="secret"):
-        channels.connect(address, "wrong", "turns", 1, 5)
+        channels.connect(address, "wrong", "turns", 1, PATIENCE)
     with pytest.raises(Refused, match="not expected"):
-        channels.connect(address, "right", "turns", 2, 5)
+        channels.connect(address, "right", "turns", 2, PATIENCE)
     for garbage in (b"GET / HTTP/1.1\r\n\r\n" + b"x" * 5000, b"\0\0\0\x08\x81\xa4type\xa1\xff"):
         with socket.create_connection(address) as stranger:
             stranger.sendall(garbage)
-            stranger.settimeout(20)
+            stranger.settimeout(PATIENCE)
             try:
                 assert stranger.recv(100) == b""
             except ConnectionResetError:
                 pass
-    channel = channels.connect(address, "right", "turns", 1, 5)
+    channel = channels.connect(address, "right", "turns", 1, PATIENCE)
     channel.send(b"x" * 100_000)
-    thread.join(20)
+    thread.join(PATIENCE)
     door.close()
     silent.close()
     assert heard == ["not expected", ("turns", 1, b"x" * 100_000)]

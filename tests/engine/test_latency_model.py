@@ -7,24 +7,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.engine.chunkcost import ChunkCost
-from millrace.engine.latency_model import GAP_IN_STEPS, SMALLEST_CHUNK, LatencyModel
+from millrace.engine.latency_model import SMALLEST_CHUNK, LatencyModel
 from millrace.engine.shapes import Shapes
+from millrace.engine.smoothness import GAP_IN_STEPS, UNSEEN, longest_gap
 
 
 def test_chunks_follow_the_step_to_come_and_the_wish() -> None:
     latency = LatencyModel(512)
     assert latency.chunk(2000, 0) == 500
     for _ in range(10):
-        latency.saw_step(4, 0.1)
-        latency.saw_step(8, 0.25)
+        latency.saw_step(4, 0.04)
+        latency.saw_step(8, 0.1)
     assert 7 <= latency.limit(4) == latency.limit(4, coming=1) <= 8, (
         "a chunk may cost a step beside its tokens, and a token a part of one"
     )
     for tokens in (50, 100) * 15:
-        latency.saw_gap(4, tokens, 0.1 + tokens / 1000)
+        latency.saw_gap(4, tokens, 0.04 + tokens / 2500)
     assert 149 <= latency.limit(4) <= 150
     assert latency.limit(4, coming=5) == 200, "what so large a chunk takes has not been seen"
-    latency.saw_chunk(250, 0.25)
+    latency.saw_chunk(250, 0.1)
     assert 274 <= latency.limit(4, coming=5) <= 275
     assert latency.chunk(2000, 4, coming=5) == 250
     assert latency.chunk(7, 4) == 7
@@ -33,6 +34,16 @@ def test_chunks_follow_the_step_to_come_and_the_wish() -> None:
     for tokens in (50, 100):
         wish.saw_gap(4, tokens, 0.1 + tokens / 1000)
     assert 199 <= wish.limit(4, coming=4) <= 200
+
+
+@given(short=st.floats(1e-3, 2), longer=st.floats(0, 2))
+def test_others_get_a_share_that_shrinks_as_steps_become_long(short: float, longer: float) -> None:
+    long = short + longer
+    assert longest_gap(short) <= longest_gap(long), "a longer step never means a shorter gap"
+    assert longest_gap(long) / long <= longest_gap(short) / short * (1 + 1e-9)
+    assert 1.5 * short <= longest_gap(short) * (1 + 1e-9)
+    assert longest_gap(short) <= max(UNSEEN, 1.5 * short) * (1 + 1e-9)
+    assert longest_gap(0.02) == GAP_IN_STEPS * 0.02
 
 
 @given(
@@ -45,18 +56,18 @@ def test_chunks_find_their_size_whatever_they_take(
     latency = LatencyModel(512)
     for _ in range(10):
         latency.saw_step(4, step)
-    base, token = base * step, token * step
+    base, token, spare = base * step, token * step, longest_gap(step) - step
     gaps, sizes, fitting, dear = [], [], [], []
     for _ in range(200):
         sizes.append(latency.limit(4))
         gaps.append(step + base + sizes[-1] * token)
         latency.saw_gap(4, sizes[-1], gaps[-1])
-        fitting.append((1.5 * step - base) / token)
-        dear.append(base + 32 * token > 1.2 * step)
+        fitting.append((spare - base) / token)
+        dear.append(base + 32 * token > 0.8 * spare)
         base *= drift
     for gap, size, no_way in zip(gaps[150:], sizes[150:], dear[80:130], strict=True):
         # Where a chunk of any size takes too long, one must be worth it.
-        assert size == SMALLEST_CHUNK or gap <= 1.2 * GAP_IN_STEPS * step or no_way
+        assert size == SMALLEST_CHUNK or gap <= 1.2 * longest_gap(step) or no_way
     assert sizes[-1] >= min(512, 0.5 * min(fitting[150:])) - 2, (sizes[-1], fitting[-1])
 
 
@@ -96,7 +107,8 @@ def test_a_gap_may_be_longer_while_many_wait() -> None:
     assert 85 <= latency.limit(2, coming=3) <= 90, "what few would mind, less a step"
     assert latency.limit(8, coming=3) < 40
     slow = LatencyModel(512)
-    slow.saw_step(2, 0.2)
+    for rows in (2, 3):
+        slow.saw_step(rows, 0.2)
     for tokens in (12, 48):
         slow.saw_chunk(tokens, 0.02 + tokens / 1000)
     assert slow.limit(2, coming=2) == slow.limit(2, coming=1), "their steps are longer than that"

@@ -46,7 +46,8 @@ def _beside(runner: Runner, work: Callable[[], None]) -> int:
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     work()
-    runner.settle()
+    while runner.unsettled:
+        runner.settle(1, part=True)
     mx.eval([cache.state for cache in runner._batch])
     peak = mx.get_peak_memory()
     return int(peak - max(before, mx.get_active_memory()))
@@ -66,22 +67,37 @@ def test_growing_and_shrinking_hold_one_layer_twice(runner: Runner) -> None:
 
 
 def test_memory_that_is_not_needed_yet_comes_some_layers_at_a_time(runner: Runner) -> None:
-    kept, widths = _keys(runner, 5), []
-    runner.reserve(Rectangle(8, 2 * ROW))
+    kept, there = _keys(runner, 5), []
+    size = Rectangle(64, 2 * ROW)  # a layer of it is 128 MiB
+    runner.reserve(size)
     for _ in range(LAYERS):
         runner.step(mx.zeros((8, 1), mx.int32))
-        widths.append([cache.size.width for cache in runner._batch])
-    assert [w.count(2 * ROW) for w in widths] == list(range(1, LAYERS + 1))
+        runner.settle(1, part=True)
+        there.append([cache.size for cache in runner._batch].count(size))
+    assert there == list(range(1, LAYERS + 1))
     assert not runner.unsettled and _keys(runner, 5) == kept
+
+
+def test_rows_come_and_go_while_memory_for_others_comes(runner: Runner) -> None:
+    kept = [_keys(runner, row) for row in range(8)]
+    runner.reserve(Rectangle(64, 2 * ROW))
+    runner.step(mx.zeros((8, 1), mx.int32))
+    runner.settle(1, part=True)
+    runner.keep_rows([0, 1, 2, 7])
+    _begin(runner, 8, ROW)
+    runner.join(8, 1, ROW - 100)
+    assert {cache.size.slots for cache in runner._batch} == {8, 64}
+    assert [_keys(runner, row) for row in range(4)] == [kept[i] for i in (0, 1, 2, 7)]
+    _begin(runner, 9, ROW)
+    runner.join(9, 4, ROW - 100)  # these do not fit what is there
+    assert not runner.unsettled
+    assert [_keys(runner, row) for row in range(4)] == [kept[i] for i in (0, 1, 2, 7)]
 
 
 def test_memory_that_is_needed_comes_at_once(runner: Runner) -> None:
     kept = _keys(runner, 5)
     runner.reserve(Rectangle(8, 2 * ROW))
     runner.step(mx.zeros((8, 101), mx.int32))
-    assert not runner.unsettled and _keys(runner, 5) == kept
-    runner.reserve(Rectangle(9, 2 * ROW))
-    runner.step(mx.zeros((8, 1), mx.int32))
     assert not runner.unsettled and _keys(runner, 5) == kept
 
 

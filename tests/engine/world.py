@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from millrace.engine.decider import Decider, Settings
-from millrace.engine.memory import Budget, StateCost
+from millrace.engine.memory import NOTHING, Budget, Rectangle, StateCost
 from millrace.engine.shapes import Shapes
 from millrace.engine.turn import (
     Admit,
@@ -66,13 +66,19 @@ class World:
         recurring: bool = False,
         burst: float = 2.0,
         token: float = TOKEN,
+        per_token: int = 1,
+        settling: int = 0,
         poison: Callable[[Submit], bool] = lambda request: False,
         poisoned_prompt: Callable[[Submit], bool] = lambda request: False,
     ) -> None:
-        """A step with a poisoned request in it fails, and a chunk with a poisoned prompt."""
+        """A step with a poisoned request in it fails, and a chunk with a poisoned prompt. Memory that no
+        row needs yet is there after so many turns of `settling`."""
         self.token = token
+        self._settling = settling
+        self._there, self._told, self._told_at = NOTHING, NOTHING, 0
+        self._turns = 0
         self.now = 0.0
-        self.budget = Budget(StateCost(per_token=1), limit)
+        self.budget = Budget(StateCost(per_token=per_token), limit)
         settings = Settings(max_running=rows, chunk=chunk, pipelined=pipelined, burst=burst)
         self.decider = Decider(settings, self.budget, Shapes(recurring))
         for count in range(1, 40):
@@ -95,6 +101,8 @@ class World:
         self.failed: dict[int, Failed] = {}
         self.gaps: list[float] = []
         self.chunks: list[tuple[int, int]] = []
+        self.copied = 0
+        """How often a row that joined others had all memory copied at once."""
 
     def put(self, *messages: ToEngine) -> None:
         self._inbox += messages
@@ -113,8 +121,14 @@ class World:
         self.failed |= {f.id: f for f in turn.refused if f.id is not None}
         self._outcome = Outcome()
         before = self.now
+        self._turns += 1
         for operation in turn.operations:
             self._carry_out(operation)
+        if not self.batch:
+            self._there = self._told = NOTHING
+        elif self._turns >= self._told_at + self._settling:
+            self._there = self._told
+        self._outcome.settled = self._there == self._told
         if self.now == before:
             self.now += 0.01
         assert self.decider.held <= self.budget.limit, "more memory than there is"
@@ -146,11 +160,17 @@ class World:
                 del self._prompts[job]
             case Reserve(slots=slots, width=width):
                 assert self.budget.cost.per_token * slots * width <= self.budget.limit
+                self._told, self._told_at = Rectangle(slots, width), self._turns
+                if not self._told.holds(self._there.slots, self._there.width):
+                    self._there = self._told
             case Join(job=job, rows=numbers):
                 prompt = self._prompts.pop(job)
                 assert prompt.done == prompt.length - 1
                 self.batch += [self._rows[n] for n in numbers]
                 assert len(self.batch) <= self.max_rows
+                if not self._there.holds(len(self.batch), prompt.length):
+                    self.copied += len(self.batch) > len(numbers)
+                    self._there = self._told
             case Drop(rows=numbers):
                 assert set(numbers) <= {r.number for r in self.batch}
                 self.batch = [r for r in self.batch if r.number not in numbers]

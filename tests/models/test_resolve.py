@@ -194,12 +194,37 @@ def test_hub_models_in_the_cache_need_no_network(
     assert (found.name, found.path, found.source) == ("org/name", folder, "hub")
 
 
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://huggingface.co/org/name",
+        "https://huggingface.co/org/name/tree/main?show=1#files",
+        "http://www.huggingface.co/org/name/",
+        "hf.co/org/name",
+    ],
+)
+def test_the_address_of_a_models_page_is_its_name(tmp_path: Path, address: str) -> None:
+    make_hub(tmp_path / "hub", "org/name")
+    assert resolve(address, download=False).name == "org/name"
+
+
+def test_other_addresses_are_no_models() -> None:
+    for address in ("https://example.com/model.gguf", "https://huggingface.co/datasets/org/name"):
+        with pytest.raises(ModelError, match="not fetched from addresses"):
+            resolve(address)
+
+
+def test_what_was_never_fetched_is_not_said_to_be_half_here() -> None:
+    with pytest.raises(ModelError, match="is not on this machine. Fetch it"):
+        resolve("org/name", download=False)
+
+
 def test_a_half_fetched_hub_model_is_completed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_hub(tmp_path / "hub", "org/name")
     (folder / "model.safetensors").unlink()
-    with pytest.raises(ModelError, match="millrace pull org/name"):
+    with pytest.raises(ModelError, match="not whole on this machine.*millrace pull org/name"):
         resolve("org/name", download=False)
 
     def complete(name: str, progress: fetch.Progress) -> Path:

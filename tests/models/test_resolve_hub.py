@@ -124,4 +124,4 @@ def test_refusals_say_what_to_do(hub: tuple[str, list[str]], tmp_path: Path) -> 
 
 def test_no_network_says_what_to_do(tmp_path: Path) -> None:
     (*_, error) = ask("org/name", "http://127.0.0.1:9", tmp_path)
-    assert error.startswith("error The model 'org/name' is not whole on this machine")
+    assert error.startswith("error The model 'org/name' is not on this machine, or not whole")

@@ -44,6 +44,13 @@ ELSEWHERE = {"aarch64-manylinux_2_35": "aarch64", "aarch64-apple-darwin": "mac"}
 _ELF_AARCH64, _MACH_O_64 = 183, b"\xcf\xfa\xed\xfe"
 
 
+def _docker_is_there() -> bool:
+    asked = ["docker", "info", "--format", "{{.ServerVersion}}"]
+    if "MILLRACE_PACKAGE" not in os.environ or shutil.which("docker") is None:
+        return False
+    return subprocess.run(asked, capture_output=True).returncode == 0
+
+
 @pytest.fixture(scope="session")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return checkout(tmp_path_factory.mktemp("source"))
@@ -115,9 +122,11 @@ def test_a_server_starts_where_there_is_nothing_yet_and_answers_as_the_readme_sa
         _wait(server, port, said)
         answer = _shell(readme_curl().replace(":8000", f":{port}"), installed)
         assert "Paris" in answer, answer
-        for line in printed(said.read_text()):
-            answer = _shell(f"echo 'What is the capital of France?' | {line}", installed)
-            assert "Paris" in answer or (answer.strip() and " chat " in line), (line, answer)
+        curl, chat = printed(said.read_text())
+        assert "Paris" in _shell(curl, installed)
+        # A small model may talk on for minutes: what it says is not asked here, only that it does.
+        question = "echo 'What is the capital of France?'"
+        assert _shell(f"{question} | {chat} --max-tokens 24", installed).strip()
     finally:
         server.send_signal(signal.SIGINT)
         assert server.wait(60) == 0, said.read_text()
@@ -165,6 +174,17 @@ def printed(said: str) -> list[str]:
     assert len(found) == 2 and found[0].startswith("curl "), said
     assert Path(shlex.split(found[1])[0]).is_absolute(), found[1]
     return found
+
+
+@pytest.mark.skipif(not _docker_is_there(), reason="no Docker here: its steps ran as a script")
+def test_the_docker_file_builds_and_what_it_makes_runs(source: Path) -> None:
+    file = source / "packaging" / "Dockerfile"
+    name = "millrace-test-package"
+    run("docker", "build", "-q", "-f", file, "-t", name, source)
+    try:
+        assert run("docker", "run", "--rm", name, "--version").startswith("millrace ")
+    finally:
+        run("docker", "rmi", name)
 
 
 @pytest.mark.parametrize("platform", ELSEWHERE)

@@ -123,17 +123,3 @@ def test_what_grows_piece_by_piece_ends_as_what_came_at_once(served: Server, tab
         + "\n\nfoo\n***bold***\nbar\n-\n- a\n\n  b\n- c\n\n| a |\n|--|\n| b |\n\nHead\n===\n",
     )
     assert same[0], (same[1], same[2])
-
-
-def test_the_page_is_ready_at_once(served: Server, tab: Tab) -> None:
-    """Printed: the first visit, with nothing in the browser's cache, and those that follow."""
-    mark = "Math.round(performance.getEntriesByName('interactive')[0].startTime)"
-    page = tab(served).page
-    first = [page.evaluate(mark), *(tab(served).page.evaluate(mark) for _ in range(6))]
-    later = []
-    for _ in range(6):
-        page.goto("about:blank")
-        page.goto(served.url)
-        page.wait_for_selector("html[data-ready]")
-        later.append(page.evaluate(mark))
-    print(f"\ninteractive after {first} ms the first time, {later} ms later")

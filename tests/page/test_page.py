@@ -18,7 +18,7 @@ from conftest import Server
 from .conftest import NARROW, WIDE, Watched, answered, ask, picture, until
 
 if TYPE_CHECKING:
-    pass
+    from playwright.sync_api import Route
 
 Tab = Callable[..., Watched]
 
@@ -55,6 +55,38 @@ def test_a_chat_is_streamed_shown_as_markdown_and_kept(served: Server, tab: Tab)
     page.locator(".talks li button").first.click()
     answered(page, 1)
     assert page.locator(".turn.user").inner_text().startswith("Tell me about mills.")
+
+
+def test_one_can_type_and_send_before_the_rest_of_the_page_has_come(
+    served: Server, tab: Tab
+) -> None:
+    page = tab(served).page
+    held: dict[str, Route] = {}
+    page.route("**/desk.js", lambda route: held.update(desk=route))
+    page.route("**/turn.js", lambda route: held.update(turn=route))
+
+    def come(name: str) -> None:
+        while name not in held:  # the tests' own time limit ends this
+            page.wait_for_timeout(20)
+        held[name].continue_()
+
+    page.reload()
+    page.wait_for_selector("html[data-ready]")
+    until(page, "() => checks.focused() === 'Message'")
+    page.keyboard.type("What is it?")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Enter")
+    assert page.locator(".turn").count() == 0
+    come("desk")
+    until(page, "() => document.querySelector('form textarea').value === ''")
+    ask(page, "And this?")
+    page.get_by_role("button", name="How to answer").click()
+    page.wait_for_selector("dialog[aria-label='How to answer']")
+    assert page.locator(".turn").count() == 0
+    come("turn")
+    answered(page, 1)
+    assert page.get_by_label("Message", exact=True).input_value() == "And this?"
+    assert page.locator(".turn.user").inner_text().startswith("What is it?")
 
 
 def test_an_answer_is_stopped_edited_branched_and_made_again(served: Server, tab: Tab) -> None:
@@ -247,7 +279,10 @@ def test_a_model_is_unloaded_pinned_and_loaded(served: Server, tab: Tab) -> None
     assert served.http.get("/v1/models/second").json()["state"] == "unloaded"
     card.get_by_role("button", name="Load").click()
     becomes("loaded")
-    assert page.locator("text=needs about").count() >= 3
+    suggested = served.http.get("/v1/library").json()["suggested"]
+    assert page.locator("text=needs about").count() == sum(s["fits"] for s in suggested) > 0
+    page.get_by_label("show larger ones, too").check()
+    assert page.locator("text=needs about").count() == len(suggested) > 3
     page.get_by_label("Model to fetch").fill("../etc/passwd")
     page.get_by_role("button", name="Pull").click()
     page.wait_for_selector("p.bad:has-text('cannot be pulled')")

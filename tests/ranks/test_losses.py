@@ -68,6 +68,7 @@ def _lose(
     asking.start()
     while not any(r["made_tokens"] > 3 for r in server.status()["requests"]):
         time.sleep(0.01)
+    before = [r["pid"] for r in ranks(server)]
     lose()
     begin = time.monotonic()
     noticed = _until(lambda: server.health()["status"] != "ready", 30)
@@ -75,6 +76,7 @@ def _lose(
     back = time.monotonic() - begin
     asking.join(90)
     assert found == expected
+    _until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in before), 30)
     return noticed, back, time.monotonic() - begin
 
 

@@ -8,7 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from conftest import PYTHON, ROOT, Server, ended, free_port
+from conftest import PYTHON, ROOT, Server, ended, free_port, until
 from split_models import LONG, answers, mixed, ranks, write
 
 from millrace.distributed.messages import SILENT_SECONDS
@@ -46,7 +46,7 @@ def test_workers_are_started_over_ssh_and_end_with_the_server(tmp_path: Path) ->
     assert answers(server, mixed()[:2])
     pid = ranks(server)[1]["pid"]
     assert server.stop() == 0
-    assert not Path(f"/proc/{pid}").exists()
+    assert until(lambda: not Path(f"/proc/{pid}").exists())
 
 
 def test_what_mlx_launch_sets_makes_ranks_of_serve(tmp_path: Path) -> None:

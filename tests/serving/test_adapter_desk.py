@@ -151,6 +151,21 @@ async def test_whoever_waits_for_adapters_hears_that_there_will_be_no_engine() -
         await waiting
 
 
+@on_a_loop
+async def test_nobody_waits_for_an_adapter_that_was_unloaded_between_two_engines() -> None:
+    desk, _ = desk_of("a")
+    desk.engine_ready()
+    waiting = asyncio.create_task(desk.settled())
+    await asyncio.sleep(0)
+    desk.engine_gone()
+    await asyncio.sleep(0)
+    assert desk.list.retire("a")
+    desk.tidy()
+    desk.engine_ready()
+    async with asyncio.timeout(60):
+        await waiting
+
+
 def test_a_library_finds_adapters_of_all_models() -> None:
     library = AdapterLibrary()
     library.of("m", [AdapterConfig(name="a", path="/a")])

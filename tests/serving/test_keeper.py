@@ -43,6 +43,9 @@ class Played:
         self.inbox: asyncio.Queue[FromEngine | Exception] = asyncio.Queue()
         self.sent: list[ToEngine] = []
         self.working: tuple[int, ...] = ()
+        self.closes: asyncio.Event | None = None
+        """What holds it up where it is given no time for its end."""
+        self.closing = self.closed = False
 
     def send(self, message: ToEngine) -> None:
         self.sent.append(message)
@@ -60,7 +63,10 @@ class Played:
         self.inbox.put_nowait(EngineGone(why, cause))
 
     async def close(self, grace: float) -> None:
-        pass
+        self.closing = True
+        if self.closes is not None and not grace:
+            await self.closes.wait()
+        self.closed = True
 
 
 class Stage:
@@ -127,6 +133,33 @@ def test_a_request_goes_on_where_it_was() -> None:
         assert isinstance(again, Submit)
         assert again.choices[0].generated == [5, 6]
         assert stage.client.why is None
+
+    play(scene)
+
+
+def test_an_engine_that_is_let_go_of_when_the_end_comes_is_let_go_of_whole() -> None:
+    async def scene(stage: Stage) -> None:
+        lost = stage.engines[-1]
+        lost.closes = asyncio.Event()
+        stage.say(EngineGone("gone", Cause.KILL))
+        await stage.until(lambda: lost.closing)
+        assert not lost.closed
+        await stage.client.stop()
+        assert lost.closed
+
+    play(scene)
+
+
+def test_no_two_run_under_one_name_though_one_has_parts() -> None:
+    async def scene(stage: Stage) -> None:
+        parts = [stage.submit("a#0"), stage.submit("a#1")]
+        with pytest.raises(BadRequest, match="'a' is running"):
+            stage.submit("a")
+        whole = stage.submit("b")
+        with pytest.raises(BadRequest, match="'b#0' is running"):
+            stage.submit("b#0")
+        for active in (*parts, whole):
+            active.close()
 
     play(scene)
 

@@ -3,6 +3,7 @@ becomes of them when a rank dies. Longer runs are behind `make test-ranks` (test
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -180,14 +181,16 @@ def test_every_start_of_a_group_has_a_secret_of_its_own(folder: str) -> None:
 def test_splits_are_chosen_by_what_the_model_offers() -> None:
     import tiny
 
-    from millrace.models.splitting import choose
+    from millrace.models.splitting import choose, problem_of
 
-    llama = tiny.build("llama")
-    assert choose(llama, tiny.settings("llama"), "auto", 2) == "tensor"
-    assert choose(llama, tiny.settings("llama", num_key_value_heads=3), "auto", 2) == "pipeline"
+    def of(shape: str, **more: Any) -> Any:
+        return functools.partial(problem_of, tiny.build(shape), tiny.settings(shape, **more))
+
+    assert choose(of("llama"), "auto", 2) == "tensor"
+    assert choose(of("llama", num_key_value_heads=3), "auto", 2) == "pipeline"
     quantised = {"quantization": {"group_size": 64, "bits": 4}}
-    assert choose(llama, tiny.settings("llama", **quantised), "auto", 2) == "pipeline"
+    assert choose(of("llama", **quantised), "auto", 2) == "pipeline"
     with pytest.raises(ModelError, match="What would work: --parallel tensor with 2 ranks"):
-        choose(llama, tiny.settings("llama"), "auto", 3)
+        choose(of("llama"), "auto", 3)
     with pytest.raises(ModelError, match="only be served from one machine"):
-        choose(tiny.build("mamba2"), tiny.settings("mamba2"), "auto", 2)
+        choose(of("mamba2"), "auto", 2)

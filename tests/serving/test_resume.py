@@ -80,7 +80,8 @@ def test_four_streams_survive_two_kills(start: Callable[..., Server]) -> None:
     finally:
         watching.set()
         watcher.join()
-    assert set(answers) <= {"ready", "restarting"}
+    # An engine on a machine that stalls may not be heard of for a while.
+    assert set(answers) <= {"ready", "restarting", "stalled"}
 
 
 def test_the_engine_ends_when_the_front_is_killed(start: Callable[..., Server]) -> None:

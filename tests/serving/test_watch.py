@@ -74,6 +74,16 @@ def test_a_front_that_slept_blames_nobody() -> None:
         assert engine.look(3600.0) is Pulse.WELL
 
 
+def test_a_machine_that_stalls_makes_nobody_quiet() -> None:
+    """Whichever of the two wakes first."""
+    engine = Engine()
+    for _ in range(20):
+        assert engine.look(3.9) is Pulse.WELL
+        engine.beats += 2
+        engine.progress += 1
+        assert engine.look(1.0) is Pulse.WELL
+
+
 def test_a_process_that_computes_is_not_frozen() -> None:
     busy, asleep = Engine(computes=0.9), Engine(computes=0.0)
     with pytest.raises(AssertionError):
@@ -144,7 +154,7 @@ def test_waiting_for_a_core_counts_and_being_stopped_does_not() -> None:
             return wanted(busy[0]) - before < 0.02
 
         assert until(both_count)
-        assert not the_first_rests()
+        assert until(lambda: not the_first_rests())
         os.kill(busy[0].pid, signal.SIGSTOP)
         assert until(the_first_rests)
     finally:

@@ -73,15 +73,14 @@ async def get(http: HttpRequest, id: str) -> Response:
 async def update(http: HttpRequest, id: str) -> Response:
     labels = convert(await _body(http), Labels)
     found = await _store(http).conversation(id)
-    await _store(http).label_conversation(id, labels.metadata)
+    _demand(id, await _store(http).label_conversation(id, labels.metadata))
     return as_json(found | {"metadata": labels.metadata})
 
 
 @router.delete("/v1/conversations/{id}")
 @describe("conversations", "Delete a conversation", answer=Deleted, statuses=(404,))
 async def delete(http: HttpRequest, id: str) -> Response:
-    if not await _store(http).delete_conversation(id):
-        raise NotFound(f"There is no conversation '{id}' here.", param="conversation")
+    _demand(id, await _store(http).delete_conversation(id))
     return as_json({"id": id, "object": "conversation.deleted", "deleted": True})
 
 
@@ -110,7 +109,7 @@ async def add(http: HttpRequest, id: str) -> Response:
     wire = convert(await _body(http), NewItems)
     await _store(http).conversation(id)
     added = _items(wire.items)
-    await _store(http).extend_conversation(id, added)
+    _demand(id, await _store(http).extend_conversation(id, added))
     return as_json(listed(added))
 
 
@@ -135,6 +134,12 @@ async def remove(http: HttpRequest, id: str, item: str) -> Response:
 
 def _store(http: HttpRequest) -> Store:
     return context_of(http).store
+
+
+def _demand(id: str, found: bool) -> None:
+    """Raise if there was no such conversation to be changed; it may have been there before."""
+    if not found:
+        raise NotFound(f"There is no conversation '{id}' here.", param="conversation")
 
 
 async def _body(http: HttpRequest) -> dict[str, Any]:

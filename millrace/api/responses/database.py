@@ -156,12 +156,13 @@ class Database:
         ).fetchone()
         return None if row is None else (row[0], _read(row[1]))
 
-    def label_conversation(self, id: str, metadata: dict[str, Any]) -> None:
+    def label_conversation(self, id: str, metadata: dict[str, Any]) -> bool:
         with self._change():
-            self._sql.execute(
+            found = self._sql.execute(
                 "UPDATE conversations SET metadata = ?, used = ? WHERE id = ?",
                 (_json(metadata), time.time(), id),
             )
+        return found.rowcount > 0
 
     def delete_conversation(self, id: str) -> bool:
         with self._change():

@@ -78,11 +78,12 @@ class BackgroundJob:
         reported.set()
 
     async def _save(self, last: list[Wire]) -> None:
-        log = b"".join([*self._log, *map(encode, last)])
+        response = self._answering.machine.response()
+        events = await asyncio.to_thread(packed, [*self._log, *map(encode, last)])
         await self._store.put(
-            self._answering.machine.response(),
+            response,
             self._plan.given,
-            events=zlib.compress(log, 1),
+            events=events,
             conversation=None if self._answering.machine.error else self._plan.conversation,
         )
 
@@ -125,7 +126,12 @@ class Jobs:
             del self._jobs[job.id]
 
 
+def packed(events: list[bytes]) -> bytes:
+    """A job's events as they are kept. Of a long answer they are megabytes: not for the event loop."""
+    return zlib.compress(b"".join(events), 1)
+
+
 def replay(compressed: bytes, start: int) -> list[bytes]:
-    """The events of an ended job from number `start` on."""
+    """The events of an ended job from number `start` on. Not for the event loop either."""
     log = zlib.decompress(compressed).split(b"\n\n")
     return [event + b"\n\n" for event in log[start:] if event]

@@ -132,8 +132,8 @@ class Store:
             raise NotFound(f"There is no conversation '{id}' here.", param="conversation")
         return conversation_object(id, *found)
 
-    async def label_conversation(self, id: str, metadata: dict[str, Any]) -> None:
-        await self._do(lambda d: d.label_conversation(id, metadata))
+    async def label_conversation(self, id: str, metadata: dict[str, Any]) -> bool:
+        return await self._do(lambda d: d.label_conversation(id, metadata))
 
     async def delete_conversation(self, id: str) -> bool:
         self.demand("conversation")
@@ -142,8 +142,8 @@ class Store:
     async def conversation_items(self, id: str) -> list[Item]:
         return await self._do(lambda d: d.conversation_items(id))
 
-    async def extend_conversation(self, id: str, items: list[Item]) -> None:
-        await self._do(lambda d: d.extend_conversation(id, items))
+    async def extend_conversation(self, id: str, items: list[Item]) -> bool:
+        return await self._do(lambda d: d.extend_conversation(id, items))
 
     async def shorten_conversation(self, id: str, item: str) -> bool:
         return await self._do(lambda d: d.shorten_conversation(id, item))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
@@ -59,7 +60,7 @@ async def _follow(http: HttpRequest, id: str) -> Response:
                 f"The response '{id}' was not made in the background, so it cannot be followed.",
                 param="stream",
             )
-        events = _all(replay(kept, start))
+        events = _all(await asyncio.to_thread(replay, kept, start))
     return EventStream(events, lambda: None, lambda error: b"")
 
 

@@ -20,8 +20,13 @@ export class Refused extends Error {
 }
 
 const listeners = new Set();
-/** Be told when a key is needed. */
-export const onLocked = (heard) => listeners.add(heard);
+let locked = false;
+
+/** Be told when a key is needed, and at once if one was already. */
+export function onLocked(heard) {
+  listeners.add(heard);
+  if (locked) heard();
+}
 
 async function send(path, { method = "GET", body, signal, headers = {} } = {}) {
   const sent = { ...headers };
@@ -35,6 +40,7 @@ async function send(path, { method = "GET", body, signal, headers = {} } = {}) {
     if (signal?.aborted) throw error;
     throw new Refused(0, UNREACHED);
   }
+  locked = answer.status === 401;
   if (answer.ok) return answer;
   let error = {};
   try { error = (await answer.json()).error; } catch { /* not JSON: the status must do */ }

@@ -1,11 +1,10 @@
-// The page: which view is shown, its key, its colours, and the keys of the keyboard.
+// The page: which view is shown, its colours, and the keys of the keyboard.
 
-import { get, key, onLocked } from "./api.js";
 import { dialog, el, replace, sign, toast } from "./dom.js";
-import { Chat, drawing } from "./chat.js";
+import { Chat } from "./chat.js";
 import { forGood } from "./kept.js";
 
-// The chat is there at once; what is not seen first is fetched after it.
+// The chat's frame is there at once; what is not seen first is fetched after it.
 const VIEWS = {
   chat: async () => Chat,
   dashboard: async () => (await import("./dashboard.js")).Dashboard,
@@ -14,6 +13,7 @@ const VIEWS = {
 };
 const THEME = "millrace-theme";
 const made = {};
+const AWAY = "This cannot be fetched. Load the page again when the server is there.";
 let shown = null;
 
 const wanted = () => (Object.hasOwn(VIEWS, location.hash.slice(1)) ? location.hash.slice(1) : "chat");
@@ -21,7 +21,7 @@ const wanted = () => (Object.hasOwn(VIEWS, location.hash.slice(1)) ? location.ha
 async function go() {
   const name = wanted();
   let View;
-  try { View = await VIEWS[name](); } catch { toast("This view cannot be fetched. Load the page again when the server is there.", "bad"); return; }
+  try { View = await VIEWS[name](); } catch { toast(AWAY, "bad"); return; }
   if (name !== wanted()) return; // somebody went on
   const view = (made[name] ??= new View());
   if (shown === view) return;
@@ -37,29 +37,9 @@ async function go() {
 
 const again = () => { shown?.leave(); shown?.enter(); };
 
-function askKey() {
-  if (document.querySelector("dialog[data-key]")) return;
-  const field = el("input", { type: "password", autocomplete: "off", placeholder: "API key", "aria-label": "API key" });
-  const trouble = el("p", { class: "bad", role: "alert", text: key.get() ? "The server does not know this key." : "" });
-  const form = el("form", {}, el("p", { class: "dim", text: "This server asks for a key. It is kept in this tab only, and is gone when the tab is closed." }), field, trouble,
-    el("footer", { class: "row" }, el("span", { class: "grow" }), el("button", { class: "main", text: "Unlock" })));
-  form.addEventListener("submit", async (event) => {
-    event.preventDefault();
-    const before = key.get(), given = field.value.trim();
-    if (!/^[\x21-\x7e]*$/.test(given)) { trouble.textContent = "A key has letters, digits and signs of plain ASCII alone."; return; }
-    key.set(given);
-    try {
-      await get("/v1/models");
-      box.close();
-      again();
-    } catch (error) {
-      key.set(before);
-      trouble.textContent = error.status === 401 ? "The server does not know this key." : error.message;
-    }
-  });
-  const box = dialog("API key", form);
-  box.dataset.key = "";
-  field.focus();
+/** Let somebody give the server's key. */
+async function unlock() {
+  try { (await import("./unlock.js")).askKey(again); } catch { toast(AWAY, "bad"); }
 }
 
 function theme(chosen) {
@@ -99,12 +79,20 @@ document.addEventListener("keydown", (event) => {
   else if (shown?.key(event)) event.preventDefault();
 });
 
+/** What is not there yet, the likeliest first. */
+async function fetchRest() {
+  const { onLocked } = await import("./api.js");
+  onLocked(unlock);
+  const { drawing } = await import("./desk.js");
+  await drawing();
+  for (const view of Object.values(VIEWS)) await view();
+}
+
 theme();
-onLocked(askKey);
 document.getElementById("tools").append(
-  sign("key", "API key", askKey), sign("sun", "Light or dark", turnTheme), el("button", { type: "button", class: "sign help", "aria-label": "Keys", title: "Keys (?)", text: "?", on: { click: help } }));
+  sign("key", "API key", unlock), sign("sun", "Light or dark", turnTheme), el("button", { type: "button", class: "sign help", "aria-label": "Keys", title: "Keys (?)", text: "?", on: { click: help } }));
 addEventListener("hashchange", go);
 await go();
 document.documentElement.dataset.ready = "";
 performance.mark("interactive");
-for (const fetched of [drawing(), ...Object.values(VIEWS).map((view) => view())]) fetched.catch(() => {});
+fetchRest().catch(() => {}); // each says so where it is wanted

@@ -1,366 +1,75 @@
-// The chat: a conversation, and where the next message is written.
+// The chat's frame: where a message is written and sent from. It is there at once; what holds the conversation
+// (desk.js) is fetched after it, and does what was asked for meanwhile.
 
-import { announce, button, dialog, el, gauge, icon, replace, sign, toast } from "./dom.js";
-import { count } from "./format.js";
-import { Answer } from "./answer.js";
-import { attachments, longText, shownFile } from "./attach.js";
-import * as tree from "./conversation.js";
-import { defaults, openSettings, remember } from "./settings.js";
-import { likelyModel, modelNamed, refreshModels, server } from "./server.js";
-import * as store from "./store.js";
-import { exportOne, TalkList } from "./talks.js";
+import { el, gauge, icon, sign, toast } from "./dom.js";
 
-const SAVE = 2000; // milliseconds between two writes of an answer that comes
-const NEAR = 80; // pixels from the end that count as being there
-const AT_ONCE = 60; // messages of a long conversation that are shown before somebody asks for more
-const TWICE = 500; // milliseconds after which a second click on the button is meant to stop the answer
-const RETRY = 3000; // milliseconds before a server that was not there is tried again
-
-let TurnView = null;
-
-/** How messages are drawn is fetched after the page has come up, since none is there before. */
-export async function drawing() {
-  ({ TurnView } = await import("./turn.js"));
-}
+export const hello = () => el("div", { class: "hello" },
+  el("h1", { text: "What would you like to know?" }), el("p", { text: "It runs on this machine. Nothing you write leaves it." }));
 
 export class Chat {
   constructor() {
-    this.talk = tree.begin(defaults());
-    this.running = new Map(); // conversation → its answer
-    this.views = new Map(); // message → its view
-    this.files = [];
-    this.from = 0; // the first message that is shown
-    this.list = new TalkList({
-      open: (id) => this.open(id),
-      begin: () => this.begin(),
-      gone: (id) => (id === null || id === this.talk.id) && this.begin(),
-      current: () => this.talk,
-    });
+    this.desk = null;
+    this.shown = false;
     this.build();
-    store.onLost((error) => toast(`This browser keeps no conversations (${error.message}): they are gone when the tab is closed, unless you export them.`, "bad"));
-    store.onChange((change) => this.changedElsewhere(change));
   }
 
   build() {
-    this.picker = el("select", { "aria-label": "Model", on: { change: () => this.choose(this.picker.value) } });
-    this.turns = el("div", { class: "turns", role: "log", "aria-live": "off", "aria-label": "Conversation" });
-    this.scroll = el("div", { class: "scroll", tabindex: "-1" }, this.turns);
-    this.field = el("textarea", { rows: 1, placeholder: "Ask something", "aria-label": "Message", on: { keydown: (e) => this.typed(e), input: () => this.meter(), paste: (e) => this.pasted(e) } });
-    this.shelf = el("div", { class: "files" });
-    this.chooser = el("input", { type: "file", multiple: true, hidden: true, on: { change: () => this.attach(this.chooser.files) } });
-    this.gauge = gauge("Context used");
-    this.used = el("span", { class: "figures" });
-    this.go = el("button", { class: "round", type: "submit", "aria-label": "Send", title: "Send (Enter)" }, icon("send"));
-    this.form = el("form", { on: { submit: (e) => { e.preventDefault(); this.submit(); } } },
-      this.shelf, this.field,
-      el("div", { class: "row" }, sign("clip", "Attach files", () => this.chooser.click(), { class: "sign big" }), sign("tune", "How to answer", () => this.settings(), { class: "sign big" }),
-        el("span", { class: "meter", title: "Tokens of the conversation, and the model's window" }, this.gauge, this.used), this.go, this.chooser));
+    const picker = el("select", { "aria-label": "Model", on: { change: () => this.ask((desk) => desk.choose(picker.value)) } });
+    const turns = el("div", { class: "turns", role: "log", "aria-live": "off", "aria-label": "Conversation" }, hello());
+    const scroll = el("div", { class: "scroll", tabindex: "-1" }, turns);
+    const field = el("textarea", { rows: 1, placeholder: "Ask something", "aria-label": "Message", on: { keydown: (e) => this.typed(e), input: () => this.desk?.meter(), paste: (e) => this.desk?.pasted(e) } });
+    const shelf = el("div", { class: "files" });
+    const chooser = el("input", { type: "file", multiple: true, hidden: true, on: { change: () => this.ask((desk) => desk.attach(chooser.files)) } });
+    const filled = gauge("Context used"), used = el("span", { class: "figures" });
+    const go = el("button", { class: "round", type: "submit", "aria-label": "Send", title: "Send (Enter)" }, icon("send"));
+    const form = el("form", { on: { submit: (e) => { e.preventDefault(); this.submit(); } } },
+      shelf, field,
+      el("div", { class: "row" }, sign("clip", "Attach files", () => chooser.click(), { class: "sign big" }), sign("tune", "How to answer", () => this.ask((desk) => desk.settings()), { class: "sign big" }),
+        el("span", { class: "meter", title: "Tokens of the conversation, and the model's window" }, filled, used), go, chooser));
     for (const [event, over] of [["dragover", true], ["dragleave", false], ["drop", false]]) {
-      this.form.addEventListener(event, (e) => { e.preventDefault(); this.form.classList.toggle("over", over); if (event === "drop") this.dropped(e.dataTransfer); });
+      form.addEventListener(event, (e) => { e.preventDefault(); form.classList.toggle("over", over); if (event === "drop") this.desk?.dropped(e.dataTransfer); });
     }
-    this.root = el("div", { class: "chat" }, this.list.root,
+    this.parts = { picker, turns, scroll, field, shelf, chooser, gauge: filled, used, go };
+    this.side = el("aside", { class: "talks", "aria-label": "Conversations" });
+    this.root = el("div", { class: "chat" }, this.side,
       el("section", { class: "talk", "aria-label": "Chat" },
-        el("div", { class: "bar" }, sign("menu", "Conversations", () => this.list.open(true), { class: "sign drawer" }), this.picker,
+        el("div", { class: "bar" }, sign("menu", "Conversations", () => this.ask((desk) => desk.list.open(true)), { class: "sign drawer" }), picker,
           el("span", { class: "grow" }),
-          sign("down", "Export this conversation", () => this.exporting()), sign("plus", "New chat", () => this.begin())),
-        this.scroll,
-        el("div", { class: "composer" }, this.form)));
+          sign("down", "Export this conversation", () => this.ask((desk) => desk.exporting())), sign("plus", "New chat", () => this.begin())),
+        scroll,
+        el("div", { class: "composer" }, form)));
   }
 
-  async enter() {
-    this.show();
-    this.list.show();
-    this.field.focus({ preventScroll: true });
-    await this.refresh();
-  }
-
-  leave() { clearTimeout(this.retry); }
-
-  /** Ask which models there are, until the server says so. */
-  async refresh() {
-    clearTimeout(this.retry);
-    try {
-      await refreshModels();
-      this.unreached = false;
-    } catch (error) {
-      if (error.status !== 401) {
-        if (!this.unreached) toast(error.message, "bad");
-        this.unreached = true;
-        this.retry = setTimeout(() => this.refresh(), RETRY);
-      }
-    }
-    this.models();
-  }
-
-  /** The model for a conversation; somebody may write faster than the server tells which there are. */
-  async modelOf(talk) {
-    if (!server.models.length) await this.refresh();
-    return modelNamed(talk.settings.model) ? talk.settings.model : likelyModel();
-  }
-
-  get model() { return modelNamed(this.talk.settings.model) ? this.talk.settings.model : likelyModel(); }
-  get sees() { return modelNamed(this.model)?.input_modalities?.includes("image") ?? false; }
-  get answer() { return this.running.get(this.talk.id) ?? null; }
-
-  models() {
-    const states = { loaded: "", loading: " · loading", unloaded: "", failed: " · failed" };
-    const options = server.models.map((m) => el("option", { value: m.id, text: m.id + (m.alias_of ? ` (${m.alias_of})` : "") + (states[m.state] ?? "") }));
-    replace(this.picker, ...(options.length ? options : [el("option", { text: this.unreached ? "No connection" : "No models yet" })]));
-    this.picker.value = this.model;
-    this.meter();
-  }
-
-  choose(model) {
-    this.talk.settings.model = model;
-    remember(this.talk.settings);
-    this.keep();
-    this.meter();
-  }
-
-  settings() {
-    openSettings({ ...this.talk.settings }, (made) => {
-      this.talk.settings = made;
-      remember(made);
-      this.keep();
+  /** Have the desk do something: now, or as soon as it is there. */
+  ask(work) {
+    if (this.desk) return work(this.desk);
+    this.fetched ??= import("./desk.js").then(({ Desk }) => {
+      this.desk = new Desk(this.parts);
+      this.side.replaceWith(this.desk.list.root);
     });
+    return this.fetched.then(() => work(this.desk), () => toast("The page is not whole. Load it again when the server is there.", "bad"));
   }
 
-  exporting() {
-    const box = dialog("Export this conversation", el("p", { class: "dim", text: "JSON holds every branch and can be imported again; Markdown is what you see." }),
-      el("footer", {}, button("Markdown", () => { exportOne(this.talk, "md"); box.close(); }), button("JSON", () => { exportOne(this.talk, "json"); box.close(); }, { class: "main" })));
+  enter() {
+    this.shown = true;
+    this.parts.field.focus({ preventScroll: true });
+    this.ask((desk) => this.shown && desk.enter());
   }
 
-  begin() {
-    this.talk = tree.begin(defaults());
-    this.files = [];
-    this.from = 0;
-    this.list.open(false);
-    this.show();
-    this.list.show();
-    this.models();
-    this.field.focus();
+  leave() {
+    this.shown = false;
+    this.desk?.leave();
   }
 
-  async open(id) {
-    const talk = await this.read(id);
-    if (!talk) return;
-    this.take(talk);
-    this.models();
-    this.list.show();
-    this.scroll.scrollTop = this.scroll.scrollHeight;
-  }
+  begin() { return this.ask((desk) => desk.begin()); }
 
-  async read(id) {
-    try {
-      await drawing();
-      return this.running.get(id)?.talk ?? (await store.load(id));
-    } catch (error) {
-      toast(`This conversation cannot be read: ${error.message}`, "bad");
-      return null;
-    }
-  }
-
-  take(talk) {
-    if (talk.id !== this.talk.id) this.from = Math.max(0, tree.path(talk).length - AT_ONCE);
-    this.talk = talk;
-    this.views.clear();
-    this.show();
-  }
-
-  /** Another tab has saved a conversation, or taken one away. What is going on here is left alone. */
-  async changedElsewhere({ head, gone }) {
-    const { talk } = this;
-    const untouched = () => this.talk === talk && !this.answer && !this.turns.querySelector(".edit");
-    this.list.show();
-    if (!talk.root.children.length || !untouched()) return;
-    if (head?.id === talk.id) {
-      const found = await this.read(talk.id), { scrollTop } = this.scroll;
-      if (!found || !untouched()) return;
-      this.take(found);
-      this.scroll.scrollTop = scrollTop;
-    } else if (gone === null || gone === talk.id) {
-      toast("This conversation was deleted in another tab.");
-      this.begin();
-    }
-  }
-
-  /** Show the branch that is chosen; views of messages that stay are kept. */
-  show() {
-    const whole = tree.path(this.talk), kept = new Map();
-    if (this.from >= whole.length) this.from = Math.max(0, whole.length - AT_ONCE);
-    const path = whole.slice(this.from);
-    const acts = {
-      edit: (node, text) => this.edit(node, text), again: (node) => this.again(node),
-      turn: (node, by) => { tree.turn(this.talk, node, by); this.keep(); this.show(); }, results: (node, texts) => this.results(node, texts),
-    };
-    for (const node of path) kept.set(node.id, this.views.get(node.id) ?? new TurnView(this.talk, node, acts));
-    this.views = kept;
-    const earlier = this.from > 0 && button(`Show earlier messages (${count(this.from)})`, () => this.earlier(), { class: "earlier" });
-    replace(this.turns, earlier, ...[...kept.values()].map((view) => view.root));
-    if (!path.length) replace(this.turns, el("div", { class: "hello" }, el("h1", { text: "What would you like to know?" }), el("p", { text: "It runs on this machine. Nothing you write leaves it." })));
-    for (const [id, view] of kept) view.update(this.answer?.node.id === id ? this.answer : null);
-    replace(this.shelf, ...this.files.map((file, i) => shownFile(file, () => { this.files.splice(i, 1); this.show(); })));
-    this.state();
-    this.meter();
-  }
-
-  earlier() {
-    const below = this.scroll.scrollHeight - this.scroll.scrollTop;
-    this.from = Math.max(0, this.from - AT_ONCE);
-    this.show();
-    this.scroll.scrollTop = this.scroll.scrollHeight - below;
-  }
-
-  state() {
-    const busy = Boolean(this.answer);
-    replace(this.go, icon(busy ? "stop" : "send"));
-    this.go.setAttribute("aria-label", busy ? "Stop" : "Send");
-    this.go.title = busy ? "Stop (Esc)" : "Send (Enter)";
-  }
-
-  meter() {
-    const window = modelNamed(this.model)?.context_window ?? 0;
-    const last = tree.path(this.talk).findLast((n) => n.meta?.prompt);
-    const told = last ? last.meta.prompt + (last.meta.generated ?? 0) : 0;
-    const draft = Math.ceil((this.field.value.length + this.files.reduce((n, f) => n + (f.text?.length ?? 0), 0)) / 4);
-    this.gauge.show(window ? (told + draft) / window : 0);
-    this.used.textContent = window ? `${draft ? "~" : ""}${count(told + draft)} of ${count(window)}` : "";
-  }
+  submit(byKey = false) { return this.ask((desk) => desk.submit(byKey)); }
 
   typed(event) {
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); this.submit(true); }
-    if (event.key === "ArrowUp" && !this.field.value) {
-      const last = tree.path(this.talk).findLast((n) => n.role === "user");
-      if (last) { event.preventDefault(); this.views.get(last.id).edit(); }
-    }
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) { this.desk?.typed(event); return; }
+    event.preventDefault();
+    this.submit(true);
   }
 
-  pasted(event) {
-    const text = event.clipboardData.files.length ? null : longText(event.clipboardData.getData("text"));
-    const files = text ? [text] : event.clipboardData.files;
-    if (files.length) { event.preventDefault(); this.attach(files); }
-  }
-
-  dropped(data) {
-    const text = data.getData("text");
-    if (data.files.length || longText(text)) this.attach(data.files.length ? data.files : [longText(text)]);
-    else if (text) { this.field.setRangeText(text); this.meter(); }
-  }
-
-  async attach(files) {
-    this.files.push(...(await attachments([...files], this.sees)));
-    this.chooser.value = "";
-    this.show();
-    this.field.focus();
-  }
-
-  stop() {
-    this.answer?.stop();
-  }
-
-  /** Send what was written; the button also stops an answer that comes, the Enter key does not. */
-  submit(byKey = false) {
-    if (this.answer) { if (!byKey && performance.now() - this.sent > TWICE) this.stop(); return; }
-    const content = this.field.value.trim();
-    if (!content && !this.files.length) return;
-    const last = tree.path(this.talk).at(-1);
-    const node = tree.add(this.talk, last?.id ?? null, { role: "user", content, attachments: this.files });
-    this.talk.title ||= tree.titleOf(content || this.files[0].name);
-    this.files = [];
-    this.field.value = "";
-    this.generate(node.id);
-  }
-
-  /** Whether an answer comes yet, beside which nothing else is begun; it is told. */
-  occupied() {
-    if (this.answer) toast("An answer is still coming. Wait for it, or stop it first.");
-    return Boolean(this.answer);
-  }
-
-  edit(node, text) {
-    if (this.occupied()) return;
-    this.views.delete(node.id);
-    if (node.role === "assistant") {
-      tree.add(this.talk, node.parent, { role: "assistant", content: text, meta: { model: node.meta?.model, edited: true } });
-      this.keep();
-      this.show();
-      return;
-    }
-    const made = tree.add(this.talk, node.parent, { role: "user", content: text, attachments: node.attachments });
-    this.generate(made.id);
-  }
-
-  again(node) {
-    if (!this.occupied()) this.generate(node.parent);
-  }
-
-  results(node, texts) {
-    if (this.occupied()) return;
-    let parent = node.id;
-    node.calls.forEach((call, i) => { parent = tree.add(this.talk, parent, { role: "tool", call: call.id, content: texts[i] }).id; });
-    this.generate(parent);
-  }
-
-  async generate(parent) {
-    const { talk } = this;
-    try {
-      if (!TurnView) await drawing();
-    } catch {
-      toast("The page is not whole. Load it again when the server is there.", "bad");
-      return;
-    }
-    const node = tree.add(talk, parent, { role: "assistant", content: "", reasoning: "", calls: [], meta: {} });
-    let frame = 0, saved = performance.now();
-    const answer = new Answer(talk, node, () => this.modelOf(talk), () => {
-      frame ||= requestAnimationFrame(() => {
-        frame = 0;
-        if (this.talk === talk) this.grown(answer);
-        if (performance.now() - saved > SAVE) { saved = performance.now(); this.keep(talk); }
-      });
-    });
-    this.running.set(talk.id, answer);
-    this.sent = performance.now();
-    this.show();
-    this.scroll.scrollTop = this.scroll.scrollHeight;
-    await this.keep(talk);
-    this.list.show();
-    await answer.run();
-    this.running.delete(talk.id);
-    await this.keep(talk);
-    if (this.talk === talk) {
-      this.grown(answer);
-      this.state();
-      announce(node.meta.error ? `The answer failed: ${node.meta.error}` : `Answer: ${node.content.slice(0, 300)}`);
-    }
-    this.list.show();
-    this.refresh();
-  }
-
-  /** Show more of an answer, and stay at the end if that is where the reader is. */
-  grown(answer) {
-    const { scroll } = this;
-    const near = scroll.scrollHeight - scroll.scrollTop - scroll.clientHeight < NEAR;
-    this.views.get(answer.node.id)?.update(answer);
-    if (near) scroll.scrollTop = scroll.scrollHeight;
-    if (answer.over) this.meter();
-  }
-
-  async keep(talk = this.talk) {
-    if (!talk.root.children.length) return;
-    talk.updated = Date.now();
-    try {
-      await store.save(talk);
-      this.unkept = null;
-    } catch (error) {
-      if (this.unkept !== talk.id) toast(`This conversation cannot be kept: ${error.message}`, "bad");
-      this.unkept = talk.id;
-    }
-  }
-
-  key(event) {
-    if (event.key === "Escape" && this.answer) { this.stop(); return true; }
-    if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "k") { this.list.open(true); return true; }
-    if (event.key === "/" && !event.target.matches("input, textarea, select")) { this.field.focus(); return true; }
-    return false;
-  }
+  key(event) { return this.desk?.key(event) ?? false; }
 }

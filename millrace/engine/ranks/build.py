@@ -50,7 +50,7 @@ def build_follower(
 
     from millrace.cache.store import SegmentStore
     from millrace.engine.adapters import Adapters
-    from millrace.engine.build import completed, disk_tier, rooms
+    from millrace.engine.build import completed, disk_tier, pictures_room, rooms
     from millrace.engine.memory import Budget
     from millrace.engine.ranks.executors import FollowingBatch, FollowingExecutor
     from millrace.engine.runner import Runner
@@ -64,9 +64,10 @@ def build_follower(
     on_cpu = loaded.device == "cpu"
     config = completed(config, on_cpu, native=loaded.native)
     runner = Runner(loaded.model, loaded.caches, recurring=not on_cpu)
-    kv, cached = rooms(config, loaded, taken=0)
+    pictures = pictures_room(config, loaded)
+    kv, cached = rooms(config, loaded, taken=pictures)
     budget = Budget(replace(runner.cost, chunk=config.prefill_chunk or 0), kv)
-    device.bound_freed(loaded.weight_bytes + kv + cached)
+    device.bound_freed(loaded.weight_bytes + kv + cached + pictures)
     store = disk = None
     if config.cache:
         disk, problem = disk_tier(config, runner.layout, loaded)
@@ -74,7 +75,7 @@ def build_follower(
             raise ModelError(f"The prefix cache has no disk there: {problem} Try --cache-disk 0.")
         store = SegmentStore(runner.make_caches, runner.layout, disk, pack=config.cache_quant)
     assert config.seat is not None
-    mine = share_of(config.seat.rank, loaded.weight_bytes, budget, cached)
+    mine = share_of(config.seat.rank, loaded.weight_bytes, budget, cached, pictures)
     mine.found = store.found() if store is not None else []
     share(mine)
     sampler = Sampler(HostSampling())

@@ -13,8 +13,13 @@ from millrace.engine.batch import Batch, Drawn, Pending
 from millrace.engine.executor import Executor
 from millrace.engine.grammar import Grammars
 from millrace.engine.prompt import Prompt
+from millrace.engine.ranks.order import Shown
+from millrace.engine.ranks.shown import unpacked
 from millrace.engine.row import Row
-from millrace.engine.turn import Admit, Chunk, RowResult
+from millrace.engine.turn import Admit, Chunk, EncodePicture, RowResult, TurnOperation
+
+MOST_SHOWN = 512 << 20
+"""Bytes that a picture may become: they are sent to the others as a part of one message."""
 
 
 class LeadingExecutor(Executor):
@@ -37,6 +42,16 @@ class LeadingExecutor(Executor):
         if len(self._outcome.failed) > before and self._others_admit(admit):
             # They have no grammar that could be wrong: until they hear of it, all run the prompt.
             self._rows |= _plain_rows(admit, None)
+
+    def _carry_out(self, operation: TurnOperation) -> None:
+        super()._carry_out(operation)
+        if isinstance(operation, EncodePicture):
+            result = self._outcome.pictures[-1]
+            if result.nbytes > MOST_SHOWN:
+                self._sights.drop([result.digest])
+                result.done = False
+                most, becomes = MOST_SHOWN >> 20, result.nbytes >> 20
+                result.problem = f"it becomes {becomes} MiB, and ranks are sent {most} at most"
 
     def _others_admit(self, admit: Admit) -> bool:
         try:
@@ -78,6 +93,15 @@ class FollowingExecutor(Executor):
             if result.finish is not None or result.problem is not None:
                 row.ended = True
                 del self._rows[result.row]
+
+    def see(self, pictures: Sequence[Shown]) -> None:
+        """What the first rank's vision tower has made of pictures since the last turn."""
+        for picture in pictures:
+            self._sights.take(picture.digest, unpacked(picture))
+
+    def _carry_out(self, operation: TurnOperation) -> None:
+        if not isinstance(operation, EncodePicture):  # it is shown what comes of that
+            super()._carry_out(operation)
 
     def _step_failed(self, error: Exception) -> None:
         raise error

@@ -66,14 +66,16 @@ class Follower:
     def obey(self, order: FromLeader) -> bool:
         """Returns whether there may be more."""
         match order:
-            case Order(turn=turn, taken=taken, check=check):
+            case Order(turn=turn, taken=taken, shown=shown, check=check):
                 self._executor.take(taken)
+                self._executor.see(shown)
                 self._compare(check)
                 self._executor.execute(turn, lambda step: None)
                 self.turns += 1
                 return True
-            case Close(taken=taken, check=check, writes=writes):
+            case Close(taken=taken, shown=shown, check=check, writes=writes):
                 self._executor.take(taken)
+                self._executor.see(shown)
                 self._compare(check)
                 if self._store is not None:
                     self._store.close(writes, CLOSING_SECONDS)

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 from millrace.cache.observations import AnyObservation, FoundOnDisk
 from millrace.cache.operations import AnyOperation
@@ -26,6 +26,7 @@ from millrace.engine.ranks.order import (
     Observed,
     Order,
     Share,
+    Shown,
     checksum,
     encoder,
     from_follower,
@@ -55,6 +56,7 @@ class Leader:
         self._door = Door(config.seat.turns, seat_secret(config.seat))
         self._channels: dict[int, Channel] = {}
         self._state: Callable[[], object] = tuple
+        self._features: Callable[[str], Any] = lambda digest: None
         self._sent = 0
         self.found: dict[int, list[FoundOnDisk]] = {}
         """What the others' disks had at the start, by rank."""
@@ -99,17 +101,24 @@ class Leader:
             self.found[rank] = share.found
         return found
 
-    def lead(self, state: Callable[[], object]) -> None:
-        """`state` is what the executor holds, to be compared."""
-        self._state = state
+    def lead(self, state: Callable[[], object], features: Callable[[str], Any]) -> None:
+        """`state` is what the executor holds, to be compared; `features` what it has of a picture."""
+        self._state, self._features = state, features
 
     def journal(self, seen: Seen, turn: Turn, pictures: list[Picture]) -> None:
-        assert not pictures, "models that take pictures are not split"
-        if not turn.operations and not seen.outcome.rows:
+        shown = self._shown(seen.outcome)
+        if not turn.operations and not seen.outcome.rows and not shown:
             return
         self._sent += 1
         check = checksum(self._state()) if self._sent % CHECK_EVERY == 0 else None
-        self._send(encoder.encode(Order(turn, seen.outcome.rows, check)))
+        self._send(encoder.encode(Order(turn, seen.outcome.rows, shown, check)))
+
+    def _shown(self, outcome: Outcome) -> list[Shown]:
+        """What the pictures have become that are done."""
+        from millrace.engine.ranks.shown import packed
+
+        done = {p.digest: self._features(p.digest) for p in outcome.pictures if p.done}
+        return [packed(digest, found) for digest, found in done.items() if found is not None]
 
     def _send(self, data: bytes) -> None:
         for rank, channel in self._channels.items():
@@ -142,7 +151,8 @@ class Leader:
     def close(self, outcome: Outcome, writes: Operations) -> None:
         """Let the others end, after a last comparison and their last writes; `end` waits for them."""
         with contextlib.suppress(EngineUnavailable):
-            last = Close(outcome.rows, checksum(self._state()), cast("list[AnyOperation]", writes))
+            closing = cast("list[AnyOperation]", writes)
+            last = Close(outcome.rows, self._shown(outcome), checksum(self._state()), closing)
             self._send(encoder.encode(last))
 
     def end(self) -> None:
@@ -168,5 +178,5 @@ def smallest(budget: Budget, cached: int, shares: list[Share]) -> tuple[int, int
     return kv, cache
 
 
-def share_of(rank: int, weights: int, budget: Budget, cached: int) -> Share:
-    return Share(rank, weights, budget.cost.row(_ROW), budget.limit, cached)
+def share_of(rank: int, weights: int, budget: Budget, cached: int, pictures: int) -> Share:
+    return Share(rank, weights, budget.cost.row(_ROW), budget.limit, cached, pictures)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from typing import Literal
 
 import msgspec
 
@@ -10,12 +11,32 @@ from millrace.cache.observations import AnyObservation, FoundOnDisk
 from millrace.cache.operations import AnyOperation
 from millrace.engine.turn import RowResult, Turn
 
+FloatKind = Literal["float32", "float16", "bfloat16"]
+
+
+class Block(msgspec.Struct, array_like=True):
+    """An array as plain bytes, little-endian."""
+
+    dtype: FloatKind
+    shape: tuple[int, ...]
+    data: memoryview
+
+
+class Shown(msgspec.Struct, array_like=True):
+    """What a picture has become on the first rank, which alone has a vision tower."""
+
+    digest: str
+    embeddings: Block
+    deep: list[Block] = []
+    per_layer: Block | None = None
+
 
 class Order(msgspec.Struct, tag=True):
     """A turn to carry out, after what the turns before it have brought has been taken note of."""
 
     turn: Turn
     taken: list[RowResult] = []
+    shown: list[Shown] = []
     check: int | None = None
     """What the first rank's state comes to before the turn; another's has to be the same."""
 
@@ -28,6 +49,7 @@ class Close(msgspec.Struct, tag=True):
     """There will be no more."""
 
     taken: list[RowResult] = []
+    shown: list[Shown] = []
     check: int = 0
     writes: list[AnyOperation] = []
     """What is still to be written to disk."""
@@ -53,6 +75,8 @@ class Share(msgspec.Struct, tag=True):
     """For the state of running requests."""
     cache_bytes: int
     """For the prefix cache."""
+    picture_bytes: int = 0
+    """For what pictures have become."""
     found: list[FoundOnDisk] = []
     """What its disk has."""
 

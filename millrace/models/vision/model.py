@@ -114,6 +114,8 @@ class VisionLanguageModel(nn.Module):  # type: ignore[misc]
         self._pace = pace
         self._stages: Stages | None = None
         """Of the tower as it is when the first picture comes: before that, layers may be replaced."""
+        self.begins = True
+        """The first layers are here, and not on another rank."""
         self.whole_pictures = looks_both_ways(inner)
         """A picture's tokens see each other, so that no chunk may have a part of them."""
         if self.whole_pictures:
@@ -223,7 +225,7 @@ class VisionLanguageModel(nn.Module):  # type: ignore[misc]
         if self.whole_pictures:
             shown = inputs == self.inner.config.image_token_id
             found["mm_token_type_ids"] = shown.astype(mx.int32)
-        if pieces[0].features.deep:
+        if pieces[0].features.deep and self.begins:
             found |= self._deep(inputs.shape[1], pieces)
         return found
 

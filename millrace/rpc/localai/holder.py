@@ -146,7 +146,8 @@ class Holder:
                 model.client.fail_all(EngineUnavailable("The model was released."))
         except MillraceError as error:
             log.warning("%s: %s", held.plan.identity, error.message)
-        await held.registry.stop()
+        finally:
+            await held.registry.stop()  # nobody else has it, though this be cancelled
         log.info("%s is released", held.plan.identity)
         return True
 

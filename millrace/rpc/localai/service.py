@@ -20,6 +20,7 @@ from millrace.rpc.localai.loading import plan_of
 from millrace.rpc.localai.settings import Name
 from millrace.rpc.protofile import Method
 from millrace.serving.handing import Origin, run
+from millrace.serving.ignored import HEADER, in_a_header
 from millrace.serving.model import Running, ServedModel
 from millrace.serving.pictures import prepared, words_in
 from millrace.serving.request import check_tokens
@@ -95,8 +96,7 @@ class Backend:
             asked: Asked = await asked_of(message, held, model)
             running: Running = run(model, asked.request, _origin(method))
             if asked.ignored:
-                plain = (n.encode("unicode_escape").decode("ascii") for n in asked.ignored)
-                context.set_trailing_metadata((("x-millrace-ignored", ", ".join(plain)[:2000]),))
+                context.set_trailing_metadata(((HEADER, in_a_header(asked.ignored)),))
             replies = Replies(
                 running,
                 model.tokenizer.vocabulary,

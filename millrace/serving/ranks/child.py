@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import sys
-import time
 from collections.abc import Callable
 
 import msgspec
@@ -16,6 +15,7 @@ from millrace.config import EngineConfig
 from millrace.distributed.environment import SECRET
 from millrace.distributed.messages import Beat
 from millrace.flight import Recording
+from millrace.serving.ranks.silence import Silence
 from millrace.serving.watch import BUSY_SHARE, FIRST_BEAT_SECONDS, processor_time
 
 _LONGEST_LINE = 1 << 20
@@ -35,7 +35,7 @@ class Child:
             asyncio.create_task(self._read_log()),
         ]
         self._beats = 0
-        self._beaten = time.monotonic()
+        self._silent = Silence()
         self._computed: float | None = None
 
     @classmethod
@@ -80,11 +80,12 @@ class Child:
 
     def _silence(self) -> float:
         """Seconds without a heartbeat, in which it has not computed either."""
-        now, beats = time.monotonic(), self._recording.read().beats
+        beats = self._recording.read().beats
         if beats != self._beats:
-            self._beats, self._beaten, self._computed = beats, now, None
+            self._beats, self._computed = beats, None
+            self._silent.broken()
             return 0.0
-        silent = now - self._beaten
+        silent = self._silent.look()
         if not beats and silent < FIRST_BEAT_SECONDS:
             return 0.0
         computed = processor_time(self._process.pid)
@@ -97,7 +98,7 @@ class Child:
 
     async def _read_facts(self) -> None:
         assert self._process.stdout is not None
-        async for line in self._process.stdout:
+        while line := await _line(self._process.stdout):
             with contextlib.suppress(ValueError):  # whatever a library prints
                 found = json.loads(line)
                 if isinstance(found, dict):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ import msgspec
 
 from millrace.config import EngineConfig, GroupConfig, RankHost, RankSeat
 from millrace.errors import EngineUnavailable, MillraceError
+from millrace.ports import free_ports
 from millrace.serving.ranks.local import StartedWorkers
 from millrace.serving.ranks.member import Member
 
@@ -140,12 +140,3 @@ def resident_peak(pid: int | None) -> int:
         return int(told.partition("VmHWM:")[2].split()[0]) * 1024
     except (OSError, ValueError, IndexError):
         return 0
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of this machine that nobody has now."""
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in held]
-    for each in held:
-        each.close()
-    return ports

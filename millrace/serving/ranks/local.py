@@ -7,6 +7,7 @@ has the secret, and the first of its standard output is the port that it listens
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import shlex
@@ -49,16 +50,18 @@ class StartedWorkers:
             stdout=asyncio.subprocess.PIPE,
             # What its follower logs comes over the link, with its rank.
             stderr=asyncio.subprocess.DEVNULL,
+            process_group=0,
         )
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(self._group.secret.encode() + b"\n")
         try:
             async with asyncio.timeout(_START_SECONDS):
                 port = int(await process.stdout.readline())
-        except (TimeoutError, ValueError):
-            if process.returncode is None:
-                process.kill()
+        except BaseException as error:
+            _kill(process)
             await process.wait()
+            if not isinstance(error, TimeoutError | ValueError):
+                raise
             command = shlex.join(self._command(rank))
             log.error("rank %d: '%s' ended with status %s", rank, command, process.returncode)
             raise EngineUnavailable("its worker cannot be started") from None
@@ -82,15 +85,21 @@ class StartedWorkers:
     def replace(self, rank: int) -> None:
         """One that does not answer: another takes its place."""
         found = self._running.pop(rank, None)
-        if found is not None and found[0].returncode is None:
-            found[0].kill()
+        if found is not None:
+            _kill(found[0])
 
     async def end(self) -> None:
         running, self._running = self._running, {}
         for process, _ in running.values():
-            if process.returncode is None:
-                process.kill()
+            _kill(process)
             await process.wait()
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    """With its follower, which may be frozen: that one would not see that its worker is gone."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def hosts_of(count: int) -> tuple[RankHost, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from typing import Literal
 
 from millrace.distributed.handshake import Refused
@@ -28,6 +27,7 @@ from millrace.distributed.messages import (
 )
 from millrace.serving.connection import EngineGone, gone
 from millrace.serving.ranks.link import Link, connect
+from millrace.serving.ranks.silence import Silence
 from millrace.serving.ranks.versions import others
 from millrace.serving.suspicion import Cause
 
@@ -45,8 +45,8 @@ class Member:
         self._hearing: asyncio.Task[None] | None = None
         self.beat = Beat("waiting")
         self.about: About | None = None
-        self.heard: float | None = None
-        """When, on the monotonic clock."""
+        self._silence: Silence | None = None
+        """Since it was heard of, where it was at all."""
         self.problem = "it has not been reached yet"
         self._answer: asyncio.Future[Measured | Looked] | None = None
 
@@ -77,13 +77,14 @@ class Member:
             self.problem = problem
             raise
         self.problem = ""
-        self.beat, self.heard = Beat("waiting"), time.monotonic()
+        self.beat, self._silence = Beat("waiting"), Silence()
         self._hearing = asyncio.create_task(self._hear(self._link))
 
     async def _hear(self, link: Link) -> None:
         try:
             while (data := await link.receive()) is not None:
-                self.heard = time.monotonic()
+                if self._silence is not None:
+                    self._silence.broken()
                 match from_worker.decode(data):
                     case Beat() as beat:
                         self.beat = beat
@@ -130,7 +131,7 @@ class Member:
             return EngineGone(f"{self.where} is gone: {self.problem}", Cause.OUTSIDE)
         if self.beat.silent > SILENT_SECONDS:
             return EngineGone(f"{self.where} is frozen", Cause.OUTSIDE)
-        if self.heard is not None and time.monotonic() - self.heard > SILENT_SECONDS:
+        if self._silence is not None and self._silence.look() > SILENT_SECONDS:
             return EngineGone(f"{self.where} does not answer any more", Cause.OUTSIDE)
         return None
 

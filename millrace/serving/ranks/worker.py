@@ -48,6 +48,7 @@ from millrace.serving.ranks.child import Child
 from millrace.serving.ranks.files import difference, files_of
 from millrace.serving.ranks.link import Link, accept
 from millrace.serving.ranks.probing import measure
+from millrace.serving.ranks.silence import Silence
 from millrace.serving.ranks.versions import here
 
 log = logging.getLogger("millrace.serving")
@@ -122,12 +123,14 @@ class Worker:
             return
         log.info("rank %d has a server", self.rank)
         self._link = link
-        self._say(link, await asyncio.to_thread(_about))
-        beating = asyncio.create_task(self._keep_beating(link))
+        beating: asyncio.Task[None] | None = None
         try:
+            self._say(link, await asyncio.to_thread(_about))
+            beating = asyncio.create_task(self._keep_beating(link))
             await self._obey(link)
         finally:
-            beating.cancel()
+            if beating is not None:
+                beating.cancel()
             link.close()
             await self._release()
             self._link = None
@@ -177,8 +180,7 @@ class Worker:
     async def _obey(self, link: Link) -> None:
         while True:
             try:
-                async with asyncio.timeout(SILENT_SECONDS):
-                    data = await link.receive()
+                data = await _heard(link)
             except TimeoutError:
                 log.warning("the server has not been heard of for %.1f s", SILENT_SECONDS)
                 return
@@ -260,3 +262,16 @@ class Worker:
 
 def _about() -> About:
     return About(here(), host_memory() or 0, tuple(store.names()))
+
+
+async def _heard(link: Link) -> bytes | None:
+    """The server's next message; raises TimeoutError if there is none for too long."""
+    silence, receiving = Silence(), asyncio.ensure_future(link.receive())
+    try:
+        while not receiving.done():
+            await asyncio.wait({receiving}, timeout=BEAT_SECONDS)
+            if not receiving.done() and silence.look() > SILENT_SECONDS:
+                raise TimeoutError
+        return receiving.result()
+    finally:
+        receiving.cancel()

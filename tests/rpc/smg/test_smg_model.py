@@ -10,6 +10,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from conftest import PATIENCE
 from rpc.smg.worker_calls import Worker, serving, vllm
 from smg_grpc_proto.generated import common_pb2
 
@@ -122,7 +123,7 @@ def test_a_long_prompt_is_cut_to_what_the_request_says(worker: Worker) -> None:
 
 def test_what_the_cache_gave_is_told_and_what_it_holds_is_streamed(worker: Worker) -> None:
     calls = [
-        worker.vllm.stub.SubscribeKvEvents(common.SubscribeKvEventsRequest(), timeout=60)
+        worker.vllm.stub.SubscribeKvEvents(common.SubscribeKvEventsRequest(), timeout=PATIENCE)
         for _ in range(2)
     ]
     first = next(calls[0])
@@ -136,11 +137,11 @@ def test_what_the_cache_gave_is_told_and_what_it_holds_is_streamed(worker: Worke
     late, _ = _blocks_until(calls[1], wanted)
     assert wanted <= seen.keys() and wanted <= late.keys()
     resumed = worker.vllm.stub.SubscribeKvEvents(
-        common.SubscribeKvEventsRequest(start_sequence_number=number), timeout=60
+        common.SubscribeKvEventsRequest(start_sequence_number=number), timeout=PATIENCE
     )
     assert next(resumed).sequence_number == number
     ahead = worker.vllm.stub.SubscribeKvEvents(
-        common.SubscribeKvEventsRequest(start_sequence_number=2**63), timeout=60
+        common.SubscribeKvEventsRequest(start_sequence_number=2**63), timeout=PATIENCE
     )
     assert next(ahead).HasField("snapshot")
     assert worker.vllm.stub.FlushCache(common.FlushCacheRequest()).success

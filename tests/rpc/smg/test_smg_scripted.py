@@ -23,7 +23,7 @@ from smg_grpc_proto.generated import common_pb2
 
 COUNTED = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10"
 GREETING = "I say hello world to you."
-LONG = "word " * 3000
+LONG = "word " * 12_000
 RULES = [Rule("Count 1-10", COUNTED), Rule("greet", GREETING), Rule("talk", LONG)]
 common: Any = common_pb2
 

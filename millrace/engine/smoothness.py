@@ -1,0 +1,26 @@
+"""How long the gap between two tokens of a stream may become for the sake of others. Pure.
+
+As long as steps are short, some steps' worth of other work is hardly seen. What takes much longer
+than a quarter of a second is, so there the share that others get becomes smaller; but never nothing.
+"""
+
+from __future__ import annotations
+
+GAP_IN_STEPS = 2.5
+"""Steps that a gap may take as long as they are short."""
+LEAST_GAP_IN_STEPS = 1.5
+"""The same where a step alone is seen."""
+UNSEEN = 0.28
+"""Seconds of a gap that few notice."""
+UNSEEN_STEP = 0.2
+"""The same of a step by itself: a chunk may come beside it."""
+
+
+def longest_gap(step: float) -> float:
+    """What a gap may take, with other work in it, where a step takes so long."""
+    return max(min(GAP_IN_STEPS * step, UNSEEN), LEAST_GAP_IN_STEPS * step)
+
+
+def longest_step(step: float) -> float:
+    """What a step may take with guesses, where one without takes so long."""
+    return max(min(GAP_IN_STEPS * step, UNSEEN_STEP), LEAST_GAP_IN_STEPS * step)
