@@ -11,6 +11,7 @@ with LLM() as llm:
 from __future__ import annotations
 
 import asyncio
+import atexit
 import io
 import secrets
 import sys
@@ -103,6 +104,7 @@ class LLM:
             specprefill=specprefill_of(*sparse),
         )
         self._config = with_draft(config)
+        self._opening: asyncio.Task[Any] | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="millrace-front", daemon=True
@@ -111,8 +113,10 @@ class LLM:
         try:
             self._model = self._call(self._open())
         except BaseException:
+            self._call(self._give_up())
             self._end_loop()
             raise
+        atexit.register(self._end_engine)
 
     def __enter__(self) -> LLM:
         return self
@@ -126,6 +130,7 @@ class LLM:
         self.close()
 
     def close(self) -> None:
+        atexit.unregister(self._end_engine)
         if self._thread.is_alive():
             self._call(self._model.stop())
             self._call(self._media.close())
@@ -218,6 +223,8 @@ class LLM:
         async def launch() -> ThreadConnection:
             return ThreadConnection(self._config)
 
+        self._opening = asyncio.current_task()
+
         # Whoever runs a model in a program of his own may show it all his files.
         self._media = MediaDesk(MediaLimits(folders=("/",), most=sys.maxsize))
         model = await open_model(
@@ -228,8 +235,18 @@ class LLM:
             max_queue=sys.maxsize,
             media=self._media,
         )
-        await model.client.settled()
+        try:
+            await model.client.settled()
+        except BaseException:
+            await model.stop()
+            raise
         return model
+
+    async def _give_up(self) -> None:
+        """Whoever was interrupted while the model was opened leaves nothing of it behind."""
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.gather(self._opening, return_exceptions=True)
 
     async def _embed(
         self,
@@ -352,6 +369,11 @@ class LLM:
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         return self._start(work).result()
+
+    def _end_engine(self) -> None:
+        """For a program that ends without having closed: no interpreter can end under an engine that
+        computes. Threads that are needed to close more than it can no longer be started then."""
+        self._call(self._model.client.stop())
 
     def _end_loop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -151,3 +154,62 @@ def test_an_adapter_is_chosen_by_its_name(folder: Path, tmp_path: Path) -> None:
             made.generate("One,", adapter="two")
     with pytest.raises(AdapterError, match="no adapter folder"):
         LLM(str(folder), adapters={"one": str(tmp_path / "nowhere")})
+
+
+def test_a_closed_engine_has_left_the_process(folder: Path) -> None:
+    before = set(threading.enumerate())
+    with LLM(str(folder)) as llm:
+        llm.generate("One,", max_tokens=2)
+        new = [t for t in threading.enumerate() if t not in before]
+        (engine,) = (t for t in new if t.name == "millrace-engine")
+    assert not engine.is_alive()
+    assert not Path(f"/proc/self/task/{engine.native_id}").exists()
+
+
+LEFT_OPEN = """
+llm = LLM(folder)
+for piece in llm.stream("One,", max_tokens=900, ignore_eos=True):
+    break
+print("ended", flush=True)
+"""
+RAISED = """
+with LLM(folder) as llm:
+    for piece in llm.stream("One,", max_tokens=900, ignore_eos=True):
+        print("ended", flush=True)
+        raise KeyboardInterrupt
+"""
+LOADING = """
+import signal, threading, millrace.llm
+
+class Interrupting(millrace.llm.ThreadConnection):
+    def __init__(self, config):
+        super().__init__(config)
+        print("ended", flush=True)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+millrace.llm.ThreadConnection = Interrupting
+LLM(folder)
+"""
+MISSING = """
+print("ended", flush=True)
+LLM(folder, adapters={"none": "/nowhere"})
+"""
+
+
+@pytest.mark.parametrize(
+    "program, status",
+    [(LEFT_OPEN, 0), (RAISED, -2), (LOADING, -2), (MISSING, 1)],
+    ids=["left open", "interrupted", "interrupted while it loads", "cannot load"],
+)
+def test_a_program_may_end_under_an_engine_that_works(
+    folder: Path, program: str, status: int
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", f"from millrace import LLM\nfolder = {str(folder)!r}\n{program}"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout == "ended\n"
+    assert done.returncode == status, done.stderr
+    assert "terminate" not in done.stderr

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
+from pathlib import Path
 
 from millrace.config import EngineConfig
 from millrace.engine.transport import ThreadTransport
@@ -12,6 +14,8 @@ from millrace.flight import Reading
 from millrace.protocol import Failed, FromEngine, Shutdown, ToEngine, to_engine
 from millrace.serving.connection import EngineGone
 from millrace.serving.suspicion import Cause
+
+_LOOK_SECONDS = 0.005
 
 
 class ThreadConnection:
@@ -47,8 +51,11 @@ class ThreadConnection:
         """A thread cannot be ended from outside; nobody watches it, so nobody asks."""
 
     async def close(self, grace: float) -> None:
+        """Without help of another thread: an interpreter that is about to end starts none."""
         self.send(Shutdown())
-        await asyncio.to_thread(self._thread.join, grace or None)
+        end = self._loop.time() + (grace or math.inf)
+        while _runs(self._thread) and self._loop.time() < end:
+            await asyncio.sleep(_LOOK_SECONDS)
 
     def _deliver(self, message: FromEngine | EngineGone) -> None:
         if not self._loop.is_closed():
@@ -65,3 +72,12 @@ class ThreadConnection:
             self._deliver(EngineGone(error.message))
         except Exception as error:  # the thread is the engine: whatever ends it, the client hears
             self._deliver(EngineGone(repr(error)))
+
+
+def _runs(thread: threading.Thread) -> bool:
+    """Whether it is there for the system, too, which says so on Linux.
+
+    Python (up to 3.12) calls a thread ended before libraries have tidied up after it. MLX takes the
+    interpreter's lock for that, and an interpreter that ends meanwhile takes the process down.
+    """
+    return thread.is_alive() or Path(f"/proc/self/task/{thread.native_id}").exists()
