@@ -126,13 +126,18 @@ def tab(browser: Browser) -> Iterator[Callable[..., Watched]]:
     """Open a server's page in a profile of its own; nothing may go wrong in it."""
     opened: list[tuple[BrowserContext, Watched]] = []
 
-    def open(server: Server, view: str = "chat", script: str = "", **options: Any) -> Watched:
+    def open(
+        server: Server, view: str = "chat", script: str = "", missing: str = "", **options: Any
+    ) -> Watched:
+        """`missing` is a file that cannot be fetched, until the context's routes are taken away."""
         wanted = {"viewport": WIDE, "color_scheme": "light"} | options
         context = browser.new_context(**wanted)
         context.set_default_timeout(60_000)
         context.add_init_script(path=CHECKS)
         if script:
             context.add_init_script(script)
+        if missing:
+            context.route(f"**/{missing}", lambda route: route.abort())
         watched = Watched(context.new_page(), server.url)
         opened.append((context, watched))
         watched.page.goto(f"{server.url}/#{view}")

@@ -158,6 +158,7 @@ def test_a_long_text_that_is_pasted_becomes_a_file_and_ten_megabytes_are_refused
     served: Server, tab: Tab
 ) -> None:
     page = tab(served).page
+    page.wait_for_load_state("networkidle")
     page.evaluate(PASTE, ["x" * 10_000])
     page.wait_for_selector(".toast.bad:has-text('texts may have')")
     page.evaluate(PASTE, ["word " * 10])
@@ -207,6 +208,7 @@ def test_a_server_that_dies_in_the_middle_and_comes_back(
 
 def test_without_a_network_it_is_said_and_mended_by_itself(served: Server, tab: Tab) -> None:
     page = tab(served).page
+    page.wait_for_load_state("networkidle")
     page.context.set_offline(True)
     ask(page, "Hello.")
     page.wait_for_selector(".turn.assistant .error:has-text('cannot be reached'):not([hidden])")
@@ -215,6 +217,45 @@ def test_without_a_network_it_is_said_and_mended_by_itself(served: Server, tab: 
     until(
         page, "text => document.querySelector('.turn.assistant').textContent.includes(text)", SECOND
     )
+
+
+@pytest.mark.parametrize("missing", ["desk.js", "turn.js", "tex_symbols.js"])
+def test_a_part_that_did_not_come_is_told_and_fetched_again(
+    served: Server, tab: Tab, missing: str
+) -> None:
+    page = tab(served, missing=missing).page
+    ask(page, "Hello.")
+    page.wait_for_selector(".toast.bad:has-text('cannot be reached')")
+    field = page.get_by_label("Message", exact=True)
+    until(page, "text => document.querySelector('.composer textarea').value === text", "Hello.")
+    assert page.locator(".turn").count() == 0
+    page.context.unroute_all()
+    until(page, "() => document.querySelector('.bar select').options.length > 1")
+    field.press("Enter")
+    until(
+        page,
+        "text => document.querySelector('.turn.assistant')?.textContent.includes(text)",
+        SECOND,
+    )
+    assert page.locator(".turn").count() == 2
+
+
+def test_a_view_that_did_not_come_is_told_and_fetched_again(served: Server, tab: Tab) -> None:
+    page = tab(served, missing="plot.js").page
+    page.get_by_role("link", name="Dashboard").click()
+    page.wait_for_selector(".toast.bad:has-text('cannot be reached')")
+    page.context.unroute_all()
+    page.get_by_role("link", name="Chat", exact=True).click()
+    page.get_by_role("link", name="Dashboard").click()
+    page.wait_for_selector(".stat b")
+
+
+def test_a_page_of_another_version_says_that_it_is(served: Server, tab: Tab) -> None:
+    page = tab(served, missing="turn.js").page
+    page.context.unroute_all()
+    page.context.route("**/turn.js", lambda route: route.fulfill(status=404))
+    ask(page, "Hello.")
+    page.wait_for_selector(".toast.bad:has-text('newer page')")
 
 
 def test_a_hidden_tab_holds_no_connection_and_is_full_when_it_is_seen_again(
@@ -262,7 +303,7 @@ def test_names_of_models_requests_and_lines_of_the_log_are_only_text(
 def test_a_key_of_odd_letters_is_told_so(served: Server, tab: Tab) -> None:
     page = tab(served).page
     page.locator("#tools").get_by_label("API key").click()
-    page.get_by_label("API key").last.fill("clé\u200b")
+    page.get_by_role("dialog").get_by_label("API key").fill("clé\u200b")
     page.get_by_role("button", name="Unlock").click()
     page.wait_for_selector("dialog .bad:has-text('plain ASCII')")
     page.keyboard.press("Escape")

@@ -3,17 +3,17 @@
 import { dialog, el, replace, sign, toast } from "./dom.js";
 import { Chat } from "./chat.js";
 import { forGood } from "./kept.js";
+import { part, untilThere } from "./parts.js";
 
 // The chat's frame is there at once; what is not seen first is fetched after it.
 const VIEWS = {
   chat: async () => Chat,
-  dashboard: async () => (await import("./dashboard.js")).Dashboard,
-  models: async () => (await import("./models.js")).Models,
-  connect: async () => (await import("./connect.js")).Connect,
+  dashboard: async () => (await part("./dashboard.js")).Dashboard,
+  models: async () => (await part("./models.js")).Models,
+  connect: async () => (await part("./connect.js")).Connect,
 };
 const THEME = "millrace-theme";
 const made = {};
-const AWAY = "This cannot be fetched. Load the page again when the server is there.";
 let shown = null;
 
 const wanted = () => (Object.hasOwn(VIEWS, location.hash.slice(1)) ? location.hash.slice(1) : "chat");
@@ -21,7 +21,7 @@ const wanted = () => (Object.hasOwn(VIEWS, location.hash.slice(1)) ? location.ha
 async function go() {
   const name = wanted();
   let View;
-  try { View = await VIEWS[name](); } catch { toast(AWAY, "bad"); return; }
+  try { View = await VIEWS[name](); } catch (error) { toast(error.message, "bad"); return; }
   if (name !== wanted()) return; // somebody went on
   const view = (made[name] ??= new View());
   if (shown === view) return;
@@ -39,7 +39,7 @@ const again = () => { shown?.leave(); shown?.enter(); };
 
 /** Let somebody give the server's key. */
 async function unlock() {
-  try { (await import("./unlock.js")).askKey(again); } catch { toast(AWAY, "bad"); }
+  try { (await part("./unlock.js")).askKey(again); } catch (error) { toast(error.message, "bad"); }
 }
 
 function theme(chosen) {
@@ -81,9 +81,9 @@ document.addEventListener("keydown", (event) => {
 
 /** What is not there yet, the likeliest first. */
 async function fetchRest() {
-  const { onLocked } = await import("./api.js");
+  const { onLocked } = await part("./api.js");
   onLocked(unlock);
-  const { drawing } = await import("./desk.js");
+  const { drawing } = await part("./desk.js");
   await drawing();
   for (const view of Object.values(VIEWS)) await view();
 }
@@ -95,4 +95,4 @@ addEventListener("hashchange", go);
 await go();
 document.documentElement.dataset.ready = "";
 performance.mark("interactive");
-fetchRest().catch(() => {}); // each says so where it is wanted
+untilThere(fetchRest).catch(() => {}); // each says so where it is wanted

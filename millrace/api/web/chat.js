@@ -2,9 +2,12 @@
 // (desk.js) is fetched after it, and does what was asked for meanwhile.
 
 import { el, gauge, icon, sign, toast } from "./dom.js";
+import { part, untilThere } from "./parts.js";
 
 export const hello = () => el("div", { class: "hello" },
   el("h1", { text: "What would you like to know?" }), el("p", { text: "It runs on this machine. Nothing you write leaves it." }));
+
+const unfetched = (error) => toast(error.message, "bad");
 
 export class Chat {
   constructor() {
@@ -43,17 +46,20 @@ export class Chat {
   /** Have the desk do something: now, or as soon as it is there. */
   ask(work) {
     if (this.desk) return work(this.desk);
-    this.fetched ??= import("./desk.js").then(({ Desk }) => {
-      this.desk = new Desk(this.parts);
-      this.side.replaceWith(this.desk.list.root);
-    });
-    return this.fetched.then(() => work(this.desk), () => toast("The page is not whole. Load it again when the server is there.", "bad"));
+    return this.fetch().then(() => work(this.desk), unfetched);
+  }
+
+  async fetch() {
+    const { Desk } = await part("./desk.js");
+    if (this.desk) return;
+    this.desk = new Desk(this.parts);
+    this.side.replaceWith(this.desk.list.root);
   }
 
   enter() {
     this.shown = true;
     this.parts.field.focus({ preventScroll: true });
-    this.ask((desk) => this.shown && desk.enter());
+    untilThere(() => this.fetch(), unfetched).then(() => this.shown && this.desk.enter(), unfetched);
   }
 
   leave() {

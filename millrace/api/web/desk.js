@@ -8,6 +8,7 @@ import { hello } from "./chat.js";
 import * as tree from "./conversation.js";
 import { defaults, openSettings, remember } from "./settings.js";
 import { likelyModel, modelNamed, refreshModels, server } from "./server.js";
+import { part } from "./parts.js";
 import * as store from "./store.js";
 import { exportOne, TalkList } from "./talks.js";
 
@@ -21,7 +22,7 @@ let TurnView = null;
 
 /** How messages are drawn is fetched after the page has come up, since none is there before. */
 export async function drawing() {
-  ({ TurnView } = await import("./turn.js"));
+  ({ TurnView } = await part("./turn.js"));
 }
 
 export class Desk {
@@ -233,16 +234,37 @@ export class Desk {
   }
 
   /** Send what was written; the button also stops an answer that comes, the Enter key does not. */
-  submit(byKey = false) {
+  async submit(byKey = false) {
     if (this.answer) { if (!byKey && performance.now() - this.sent > TWICE) this.stop(); return; }
     const content = this.field.value.trim();
     if (this.starting || (!content && !this.files.length)) return;
-    const last = tree.path(this.talk).at(-1);
-    const node = tree.add(this.talk, last?.id ?? null, { role: "user", content, attachments: this.files });
-    this.talk.title ||= tree.titleOf(content || this.files[0].name);
+    const { talk, files, field } = this;
     this.files = [];
-    this.field.value = "";
-    this.generate(node.id);
+    field.value = "";
+    if (!(await this.drawn())) { // given back, before what was written meanwhile
+      this.files = [...files, ...this.files];
+      field.value = [content, field.value].filter(Boolean).join("\n");
+      return;
+    }
+    const last = tree.path(talk).at(-1);
+    const node = tree.add(talk, last?.id ?? null, { role: "user", content, attachments: files });
+    talk.title ||= tree.titleOf(content || files[0].name);
+    this.generate(node.id, talk);
+  }
+
+  /** Whether messages can be drawn, which is waited for. */
+  async drawn() {
+    if (TurnView) return true;
+    this.starting = true; // what is written meanwhile stays in the field
+    try {
+      await drawing();
+      return true;
+    } catch (error) {
+      toast(error.message, "bad");
+      return false;
+    } finally {
+      this.starting = false;
+    }
   }
 
   /** Whether an answer comes yet, beside which nothing else is begun; it is told. */
@@ -275,17 +297,7 @@ export class Desk {
     this.generate(parent);
   }
 
-  async generate(parent) {
-    const { talk } = this;
-    this.starting = true; // what is written meanwhile stays in the field
-    try {
-      if (!TurnView) await drawing();
-    } catch {
-      toast("The page is not whole. Load it again when the server is there.", "bad");
-      return;
-    } finally {
-      this.starting = false;
-    }
+  async generate(parent, talk = this.talk) {
     const node = tree.add(talk, parent, { role: "assistant", content: "", reasoning: "", calls: [], meta: {} });
     let frame = 0, saved = performance.now();
     const answer = new Answer(talk, node, () => this.modelOf(talk), () => {
