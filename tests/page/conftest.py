@@ -127,9 +127,14 @@ def tab(browser: Browser) -> Iterator[Callable[..., Watched]]:
     opened: list[tuple[BrowserContext, Watched]] = []
 
     def open(
-        server: Server, view: str = "chat", script: str = "", missing: str = "", **options: Any
+        server: Server,
+        view: str = "chat",
+        script: str = "",
+        missing: tuple[str, str] | None = None,
+        **options: Any,
     ) -> Watched:
-        """`missing` is a file that cannot be fetched, until the context's routes are taken away."""
+        """`missing` is a file that cannot be fetched until the context's routes are taken away: `lost`
+        on its way, or `gone` from the server."""
         wanted = {"viewport": WIDE, "color_scheme": "light"} | options
         context = browser.new_context(**wanted)
         context.set_default_timeout(60_000)
@@ -137,7 +142,9 @@ def tab(browser: Browser) -> Iterator[Callable[..., Watched]]:
         if script:
             context.add_init_script(script)
         if missing:
-            context.route(f"**/{missing}", lambda route: route.abort())
+            name, how = missing
+            lost, gone = lambda route: route.abort(), lambda route: route.fulfill(status=404)
+            context.route(f"**/{name}", lost if how == "lost" else gone)
         watched = Watched(context.new_page(), server.url)
         opened.append((context, watched))
         watched.page.goto(f"{server.url}/#{view}")

@@ -223,7 +223,7 @@ def test_without_a_network_it_is_said_and_mended_by_itself(served: Server, tab: 
 def test_a_part_that_did_not_come_is_told_and_fetched_again(
     served: Server, tab: Tab, missing: str
 ) -> None:
-    page = tab(served, missing=missing).page
+    page = tab(served, missing=(missing, "lost")).page
     ask(page, "Hello.")
     page.wait_for_selector(".toast.bad:has-text('cannot be reached')")
     field = page.get_by_label("Message", exact=True)
@@ -241,7 +241,7 @@ def test_a_part_that_did_not_come_is_told_and_fetched_again(
 
 
 def test_a_view_that_did_not_come_is_told_and_fetched_again(served: Server, tab: Tab) -> None:
-    page = tab(served, missing="plot.js").page
+    page = tab(served, missing=("plot.js", "lost")).page
     page.get_by_role("link", name="Dashboard").click()
     page.wait_for_selector(".toast.bad:has-text('cannot be reached')")
     page.context.unroute_all()
@@ -251,9 +251,7 @@ def test_a_view_that_did_not_come_is_told_and_fetched_again(served: Server, tab:
 
 
 def test_a_page_of_another_version_says_that_it_is(served: Server, tab: Tab) -> None:
-    page = tab(served, missing="turn.js").page
-    page.context.unroute_all()
-    page.context.route("**/turn.js", lambda route: route.fulfill(status=404))
+    page = tab(served, missing=("turn.js", "gone")).page
     ask(page, "Hello.")
     page.wait_for_selector(".toast.bad:has-text('newer page')")
 

@@ -8,9 +8,9 @@ import { part, untilThere } from "./parts.js";
 // The chat's frame is there at once; what is not seen first is fetched after it.
 const VIEWS = {
   chat: async () => Chat,
-  dashboard: async () => (await part("./dashboard.js")).Dashboard,
-  models: async () => (await part("./models.js")).Models,
-  connect: async () => (await part("./connect.js")).Connect,
+  dashboard: async () => (await part("dashboard")).Dashboard,
+  models: async () => (await part("models")).Models,
+  connect: async () => (await part("connect")).Connect,
 };
 const THEME = "millrace-theme";
 const made = {};
@@ -39,7 +39,7 @@ const again = () => { shown?.leave(); shown?.enter(); };
 
 /** Let somebody give the server's key. */
 async function unlock() {
-  try { (await part("./unlock.js")).askKey(again); } catch (error) { toast(error.message, "bad"); }
+  try { (await part("unlock")).askKey(again); } catch (error) { toast(error.message, "bad"); }
 }
 
 function theme(chosen) {
@@ -81,9 +81,9 @@ document.addEventListener("keydown", (event) => {
 
 /** What is not there yet, the likeliest first. */
 async function fetchRest() {
-  const { onLocked } = await part("./api.js");
+  const { onLocked } = await part("api");
   onLocked(unlock);
-  const { drawing } = await part("./desk.js");
+  const { drawing } = await part("desk");
   await drawing();
   for (const view of Object.values(VIEWS)) await view();
 }

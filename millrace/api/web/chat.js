@@ -50,7 +50,7 @@ export class Chat {
   }
 
   async fetch() {
-    const { Desk } = await part("./desk.js");
+    const { Desk } = await part("desk");
     if (this.desk) return;
     this.desk = new Desk(this.parts);
     this.side.replaceWith(this.desk.list.root);

@@ -22,7 +22,7 @@ let TurnView = null;
 
 /** How messages are drawn is fetched after the page has come up, since none is there before. */
 export async function drawing() {
-  ({ TurnView } = await part("./turn.js"));
+  ({ TurnView } = await part("turn"));
 }
 
 export class Desk {

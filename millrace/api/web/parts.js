@@ -1,5 +1,14 @@
 // Parts of the page that are fetched when they are wanted.
 
+const PARTS = {
+  api: () => import("./api.js"),
+  connect: () => import("./connect.js"),
+  dashboard: () => import("./dashboard.js"),
+  desk: () => import("./desk.js"),
+  models: () => import("./models.js"),
+  turn: () => import("./turn.js"),
+  unlock: () => import("./unlock.js"),
+};
 const IMPORT = /^import [{*].* from "(\.\/[^"]+)"/gm;
 const PAUSE = 3000; // milliseconds before a server that was not there is tried again
 const read = new Map(); // address → a promise of what the file there imports
@@ -31,16 +40,16 @@ function importsOf(address) {
 }
 
 /**
- * A module. It is imported once it and all that it imports are in the browser's cache: a browser that could not fetch a
+ * One of them. It is imported once it and all that it imports are in the browser's cache: a browser that could not fetch a
  * module once never tries again.
  */
 export async function part(name) {
   const wanted = new Set();
-  for (let next = [new URL(name, import.meta.url).href]; next.length;) {
+  for (let next = [new URL(`./${name}.js`, import.meta.url).href]; next.length;) {
     for (const address of next) wanted.add(address);
     next = [...new Set((await Promise.all(next.map(importsOf))).flat())].filter((address) => !wanted.has(address));
   }
-  return import(name);
+  return PARTS[name]();
 }
 
 /** Do something that needs parts, again and again until they can be had; `told` hears once that they cannot yet. */
