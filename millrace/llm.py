@@ -11,31 +11,25 @@ with LLM() as llm:
 from __future__ import annotations
 
 import asyncio
-import atexit
+import contextlib
 import io
 import secrets
-import sys
-import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, TypeVar, overload
+from typing import Any, get_args, overload
 
 from millrace.config import AdapterConfig, EngineConfig, Task, Weights
-from millrace.errors import ModelNotFound
-from millrace.media.limits import MediaLimits
+from millrace.errors import EngineUnavailable, ModelNotFound
 from millrace.protocol import Encoded
 from millrace.serving.drafts import specprefill_of, with_draft
 from millrace.serving.encodings import EncodingRun, numbers
 from millrace.serving.fold import fold
-from millrace.serving.inprocess import ThreadConnection
-from millrace.serving.media import MediaDesk
-from millrace.serving.metrics import Metrics
-from millrace.serving.model import Running, ServedModel
-from millrace.serving.opening import open_model
+from millrace.serving.hosted import HostedModel
+from millrace.serving.model import Running
 from millrace.serving.pictures import prepared
 from millrace.serving.request import Request
 from millrace.serving.wishes import Wishes, fill
@@ -44,7 +38,6 @@ from millrace.text.deltas import Content, Delta
 from millrace.text.inputs import Cut
 from millrace.text.reading import CallsInText, SplitText, parse_tool_calls, split_reasoning
 
-T = TypeVar("T")
 Message = dict[str, Any]
 Prompt = str | list[Message]
 """A text to continue, or a conversation to answer."""
@@ -85,6 +78,9 @@ class LLM:
         of `millrace serve`."""
         from millrace.models.resolve import resolve
 
+        for name, given, known in (("weights", weights, Weights), ("task", task, Task)):
+            if given not in get_args(known):
+                raise ValueError(f"{name} is one of {', '.join(get_args(known))}, not {given!r}")
         found = resolve(model)
         sparse = specprefill_draft, specprefill, specprefill_threshold, specprefill_keep_pct
         config = EngineConfig(
@@ -103,20 +99,10 @@ class LLM:
             ),
             specprefill=specprefill_of(*sparse),
         )
-        self._config = with_draft(config)
-        self._opening: asyncio.Task[Any] | None = None
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="millrace-front", daemon=True
-        )
-        self._thread.start()
-        try:
-            self._model = self._call(self._open())
-        except BaseException:
-            self._call(self._give_up())
-            self._end_loop()
-            raise
-        atexit.register(self._end_engine)
+        self._host = HostedModel(with_draft(config))
+        self._model = self._host.model
+        # One that nobody holds any more ends; whoever collects it does not wait for that.
+        weakref.finalize(self, self._host.leave).atexit = False
 
     def __enter__(self) -> LLM:
         return self
@@ -130,11 +116,8 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        atexit.unregister(self._end_engine)
-        if self._thread.is_alive():
-            self._call(self._model.stop())
-            self._call(self._media.close())
-            self._end_loop()
+        """End the engine and whatever waits for it. A program that ends does it for what is left open."""
+        self._host.close()
 
     @property
     def name(self) -> str:
@@ -159,7 +142,7 @@ class LLM:
         the name of one of those that the model was loaded with. What is left out is the model's own
         default.
         """
-        return self._call(self._generate(prompt, options))
+        return self._host.call(self._generate(prompt, options))
 
     @overload
     def embed(self, texts: str, **options: Any) -> list[float]: ...
@@ -171,12 +154,12 @@ class LLM:
         Options: prompt_name, input_type (query or document), dimensions, normalize, and truncate
         (True cuts what is too long, which is refused otherwise). Lists of token ids are texts, too.
         """
-        found = self._call(self._embed(texts, **options))
+        found = self._host.call(self._embed(texts, **options))
         return found[0] if isinstance(texts, str) else found
 
     def rerank(self, query: str, documents: Sequence[str]) -> list[tuple[int, float]]:
         """How well documents answer a query: their numbers and scores, best first."""
-        return self._call(self._rerank(query, documents))
+        return self._host.call(self._rerank(query, documents))
 
     def split_reasoning(self, text: str) -> SplitText:
         """What this model thought in a text of its own, and what it said."""
@@ -188,12 +171,12 @@ class LLM:
 
     async def agenerate(self, prompt: Any, **options: Any) -> Output | list[Output]:
         """`generate` for asyncio, on whatever loop the caller runs."""
-        return await asyncio.wrap_future(self._start(self._generate(prompt, options)))
+        return await asyncio.wrap_future(self._host.start(self._generate(prompt, options)))
 
     def stream(self, prompt: Prompt, **options: Any) -> Iterator[str]:
         """The answer's text as it is made. Leaving the loop early stops the generation."""
         queue: SimpleQueue[str | BaseException | None] = SimpleQueue()
-        work = self._start(self._pump(prompt, options, queue.put))
+        work = self._host.start(self._pump(prompt, options, queue.put))
         try:
             while (item := queue.get()) is not None:
                 if isinstance(item, BaseException):
@@ -208,9 +191,10 @@ class LLM:
         queue: asyncio.Queue[str | BaseException | None] = asyncio.Queue()
 
         def put(item: str | BaseException | None) -> None:
-            loop.call_soon_threadsafe(queue.put_nowait, item)
+            with contextlib.suppress(RuntimeError):  # the caller's loop is closed
+                loop.call_soon_threadsafe(queue.put_nowait, item)
 
-        work = self._start(self._pump(prompt, options, put))
+        work = self._host.start(self._pump(prompt, options, put))
         try:
             while (item := await queue.get()) is not None:
                 if isinstance(item, BaseException):
@@ -218,35 +202,6 @@ class LLM:
                 yield item
         finally:
             work.cancel()
-
-    async def _open(self) -> ServedModel:
-        async def launch() -> ThreadConnection:
-            return ThreadConnection(self._config)
-
-        self._opening = asyncio.current_task()
-
-        # Whoever runs a model in a program of his own may show it all his files.
-        self._media = MediaDesk(MediaLimits(folders=("/",), most=sys.maxsize))
-        model = await open_model(
-            self._config,
-            launch,
-            Metrics(),
-            idle=3600.0,
-            max_queue=sys.maxsize,
-            media=self._media,
-        )
-        try:
-            await model.client.settled()
-        except BaseException:
-            await model.stop()
-            raise
-        return model
-
-    async def _give_up(self) -> None:
-        """Whoever was interrupted while the model was opened leaves nothing of it behind."""
-        if self._opening is not None:
-            self._opening.cancel()
-            await asyncio.gather(self._opening, return_exceptions=True)
 
     async def _embed(
         self,
@@ -352,6 +307,9 @@ class LLM:
             put(None)
         except Exception as error:
             put(error)
+        except asyncio.CancelledError:
+            put(EngineUnavailable("This LLM is closed."))  # or nobody listens any more
+            raise
 
     def _filled(self, request: Request, options: dict[str, Any]) -> Request:
         model = self._model
@@ -363,22 +321,6 @@ class LLM:
                 raise TypeError(f"generate() has no option '{name}'")
             setattr(request, name, value)
         return request
-
-    def _start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-    def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        return self._start(work).result()
-
-    def _end_engine(self) -> None:
-        """For a program that ends without having closed: no interpreter can end under an engine that
-        computes. Threads that are needed to close more than it can no longer be started then."""
-        self._call(self._model.client.stop())
-
-    def _end_loop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
 
 
 def _shown(message: Message) -> Message:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ from millrace.errors import (
     BadRequest,
     ContextLengthExceeded,
     DeadlineExceeded,
+    EngineUnavailable,
     ModelError,
     ModelNotFound,
 )
@@ -134,7 +136,7 @@ def test_two_live_in_one_process_and_one_is_closed(llm: LLM, folder: Path) -> No
     with LLM(str(folder), context=512, max_running=2) as other:
         assert other.context_window == 512
         assert other.generate("One,", max_tokens=10, **EXACT) == before
-        front = other._thread
+        front = other._host._thread
     assert not front.is_alive()
     other.close()
     assert llm.generate("One,", max_tokens=10, **EXACT) == before
@@ -166,50 +168,179 @@ def test_a_closed_engine_has_left_the_process(folder: Path) -> None:
     assert not Path(f"/proc/self/task/{engine.native_id}").exists()
 
 
-LEFT_OPEN = """
+def test_one_that_is_closed_says_so(folder: Path) -> None:
+    llm = LLM(str(folder))
+    left = llm.stream("One,", max_tokens=900, ignore_eos=True)
+    next(left)
+    llm.close()
+    llm.close()
+    with pytest.raises(EngineUnavailable, match="shutting down|closed"):
+        list(left)
+    with pytest.raises(EngineUnavailable, match="This LLM is closed"):
+        llm.generate("One,")
+    with pytest.raises(EngineUnavailable, match="This LLM is closed"):
+        next(llm.stream("One,"))
+
+
+def test_it_is_closed_under_threads_that_go_on_asking(folder: Path) -> None:
+    llm, told = LLM(str(folder)), []
+
+    def work() -> None:
+        while True:
+            try:
+                llm.generate("One, two,", max_tokens=2)
+            except EngineUnavailable as error:
+                if "closed" in error.message:
+                    told.append(error)
+                    return
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    closers = [threading.Thread(target=llm.close) for _ in range(3)]
+    for thread in closers:
+        thread.start()
+    for thread in (*closers, *threads):
+        thread.join(60)
+    assert len(told) == 4
+
+
+def test_an_engine_that_nobody_holds_ends(folder: Path) -> None:
+    before = set(threading.enumerate())
+    llm: LLM | None = LLM(str(folder))
+    assert llm and llm.generate("One,", max_tokens=2)
+    llm = None
+    gc.collect()
+    names = ("millrace-engine", "millrace-front")
+    assert until(
+        lambda: not [t for t in threading.enumerate() if t not in before and t.name in names]
+    )
+
+
+def test_options_that_are_not_known_are_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match="weights is one of auto"):
+        LLM(str(folder), weights="q3")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="task is one of"):
+        LLM(str(folder), task="sing")  # type: ignore[arg-type]
+
+
+BUSY = """
+def read():
+    try:
+        next(llm.stream("word " * 900, max_tokens=900))
+    except millrace.errors.EngineUnavailable:
+        pass
+
+def interrupt():
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+"""
+PROGRAMS = {
+    "left open": (
+        """
 llm = LLM(folder)
 for piece in llm.stream("One,", max_tokens=900, ignore_eos=True):
     break
 print("ended", flush=True)
-"""
-RAISED = """
+""",
+        0,
+    ),
+    "interrupted": (
+        """
 with LLM(folder) as llm:
     for piece in llm.stream("One,", max_tokens=900, ignore_eos=True):
         print("ended", flush=True)
         raise KeyboardInterrupt
-"""
-LOADING = """
-import signal, threading, millrace.llm
-
-class Interrupting(millrace.llm.ThreadConnection):
+""",
+        -2,
+    ),
+    "interrupted while it loads": (
+        """
+class Interrupting(millrace.serving.hosted.ThreadConnection):
     def __init__(self, config):
         super().__init__(config)
         print("ended", flush=True)
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        interrupt()
 
-millrace.llm.ThreadConnection = Interrupting
+millrace.serving.hosted.ThreadConnection = Interrupting
 LLM(folder)
-"""
-MISSING = """
+""",
+        -2,
+    ),
+    "interrupted while it is closed": (
+        """
+class Interrupting(millrace.serving.hosted.ThreadConnection):
+    closing = False
+
+    async def close(self, grace):
+        if not self.closing:
+            self.closing = True
+            print("ended", flush=True)
+            interrupt()
+            await asyncio.sleep(0.2)
+        await super().close(grace)
+
+millrace.serving.hosted.ThreadConnection = Interrupting
+llm = LLM(folder)
+threads = [threading.Thread(target=read, daemon=True) for _ in range(3)]
+for thread in threads:
+    thread.start()
+llm.close()
+""",
+        -2,
+    ),
+    "interrupted at its end": (
+        """
+class Interrupting(millrace.serving.hosted.ThreadConnection):
+    async def close(self, grace):
+        print("ended", flush=True)
+        interrupt()
+        await asyncio.sleep(0.5)
+        await super().close(grace)
+
+millrace.serving.hosted.ThreadConnection = Interrupting
+llm = LLM(folder)
+threading.Thread(target=read, daemon=True).start()
+""",
+        130,
+    ),
+    "cannot load": (
+        """
 print("ended", flush=True)
 LLM(folder, adapters={"none": "/nowhere"})
-"""
+""",
+        1,
+    ),
+    "forked": (
+        """
+llm = LLM(folder)
+if (child := os.fork()) == 0:
+    try:
+        llm.generate("One,")
+    except millrace.errors.EngineUnavailable as error:
+        sys.exit("fork" not in error.message)
+assert os.waitpid(child, 0)[1] == 0
+print("ended", flush=True)
+""",
+        0,
+    ),
+    "closed at its end": (
+        """
+llm = LLM(folder)
+atexit.register(llm.close)
+llm.generate("One,", max_tokens=2)
+print("ended", flush=True)
+""",
+        0,
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    "program, status",
-    [(LEFT_OPEN, 0), (RAISED, -2), (LOADING, -2), (MISSING, 1)],
-    ids=["left open", "interrupted", "interrupted while it loads", "cannot load"],
-)
-def test_a_program_may_end_under_an_engine_that_works(
-    folder: Path, program: str, status: int
-) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", f"from millrace import LLM\nfolder = {str(folder)!r}\n{program}"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.stdout == "ended\n"
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_may_end_under_an_engine_that_works(folder: Path, name: str) -> None:
+    program, status = PROGRAMS[name]
+    imports = "import asyncio, atexit, os, signal, sys, threading\nimport millrace.serving.hosted"
+    text = f"{imports}\nfrom millrace import LLM\nfolder = {str(folder)!r}\n{BUSY}\n{program}"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120)
+    assert done.stdout.startswith("ended\n"), done.stderr
     assert done.returncode == status, done.stderr
-    assert "terminate" not in done.stderr
+    assert "terminate" not in done.stderr and "ignored" not in done.stderr, done.stderr

@@ -11,7 +11,8 @@ from typing import Protocol
 import msgspec
 import zmq
 
-from millrace.protocol import Failed, FromEngine, ToEngine, encoder, to_engine
+from millrace.errors import EngineUnavailable
+from millrace.protocol import Failed, FromEngine, Loading, Shutdown, ToEngine, encoder, to_engine
 
 log = logging.getLogger("millrace.engine")
 
@@ -69,8 +70,10 @@ class ThreadTransport:
     def __init__(self, deliver: Callable[[FromEngine], None]) -> None:
         self._inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
         self._deliver = deliver
+        self._stopping = False
 
     def put(self, message: ToEngine) -> None:
+        self._stopping = self._stopping or isinstance(message, Shutdown)
         self._inbox.put(message)
 
     def receive(self, wait: float | None) -> list[ToEngine]:
@@ -87,4 +90,7 @@ class ThreadTransport:
                 return messages
 
     def send(self, message: FromEngine) -> None:
+        """Raises, out of what would take long, that nobody waits for it any more."""
+        if self._stopping and isinstance(message, Loading):
+            raise EngineUnavailable("The engine was told to stop while it loaded.")
         self._deliver(message)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
 from pathlib import Path
 
@@ -51,10 +50,9 @@ class ThreadConnection:
         """A thread cannot be ended from outside; nobody watches it, so nobody asks."""
 
     async def close(self, grace: float) -> None:
-        """Without help of another thread: an interpreter that is about to end starts none."""
+        """Wait for it however long it takes, since a thread cannot be ended by force."""
         self.send(Shutdown())
-        end = self._loop.time() + (grace or math.inf)
-        while _runs(self._thread) and self._loop.time() < end:
+        while _runs(self._thread):
             await asyncio.sleep(_LOOK_SECONDS)
 
     def _deliver(self, message: FromEngine | EngineGone) -> None:

@@ -118,8 +118,8 @@ class Keeper:
         if self._task:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        if self._connection:
-            await self._connection.close(grace)
+        if connection := self._connection:
+            await connection.close(grace)
             self._connection = None
 
     def send(self, message: ToEngine) -> None:

@@ -58,8 +58,11 @@ class MediaDesk:
         self._known: OrderedDict[tuple[bytes, bool, bool], SeenPicture] = OrderedDict()
 
     async def close(self) -> None:
+        await asyncio.to_thread(self.release)
+
+    def release(self) -> None:
         self._fetcher.close()
-        await asyncio.to_thread(self._pool.close)
+        self._pool.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def find(

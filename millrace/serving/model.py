@@ -107,8 +107,12 @@ class ServedModel:
     async def stop(self) -> None:
         """End the engine and whatever else runs for the model."""
         await self.client.stop()
-        await asyncio.to_thread(self._desk.close)
-        await asyncio.to_thread(self.pictures.close)
+        await asyncio.to_thread(self.release)
+
+    def release(self) -> None:
+        """End what runs besides the engine."""
+        self._desk.close()
+        self.pictures.close()
 
     @functools.cached_property
     def defaults(self) -> dict[str, Any]:

@@ -249,12 +249,8 @@ async def open_model(
     adapters = AdapterList(config.adapters)
     client = EngineClient(launch, admission, metrics.of(config.name), idle=idle, adapters=adapters)
     await client.start()
-    try:
-        side, encoder = await asyncio.to_thread(_text_side, config)
-        pictures = _pictures(config, side, media)
-    except BaseException:
-        await client.stop()
-        raise
+    side, encoder = await asyncio.to_thread(_text_side, config)
+    pictures = _pictures(config, side, media)
     return ServedModel(
         config.name,
         side,
