@@ -7,6 +7,7 @@ import gc
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -209,12 +210,15 @@ def test_an_engine_that_nobody_holds_ends(folder: Path) -> None:
     before = set(threading.enumerate())
     llm: LLM | None = LLM(str(folder))
     assert llm and llm.generate("One,", max_tokens=2)
+    host = weakref.ref(llm._host)
     llm = None
     gc.collect()
     names = ("millrace-engine", "millrace-front")
     assert until(
         lambda: not [t for t in threading.enumerate() if t not in before and t.name in names]
     )
+    gc.collect()
+    assert host() is None
 
 
 def test_options_that_are_not_known_are_refused(folder: Path) -> None:

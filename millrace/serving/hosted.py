@@ -52,7 +52,7 @@ class HostedModel:
         """Run something in the loop; raises that the model is closed."""
         try:
             with self._lock:
-                if os.getpid() != self._process:
+                if self._forked:
                     raise EngineUnavailable(
                         "A model does not come along into a forked process. Load it there, in one that "
                         "is started with the method 'spawn'."
@@ -76,16 +76,20 @@ class HostedModel:
     def close(self) -> None:
         """End all of it. Where this is interrupted it goes on, and the program's end waits for it."""
         self.leave()
-        if self._ending is not None:
+        if self._ending is not None and not self._forked:
             self._ending.result()
             self._thread.join()
-        atexit.unregister(self._end_with_program)
 
     def leave(self) -> None:
-        """Have it end, without waiting. It is not a forked process's to end."""
+        """Have it end, without waiting."""
         with self._lock:
-            if self._ending is None and os.getpid() == self._process:
+            if self._ending is None and not self._forked:
                 self._ending = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
+
+    @property
+    def _forked(self) -> bool:
+        """Whether this process has but a copy, without the threads."""
+        return os.getpid() != self._process
 
     def _end_with_program(self) -> None:
         try:
@@ -132,6 +136,7 @@ class HostedModel:
             await asyncio.gather(*others, return_exceptions=True)
             for engine in self._engines:
                 await engine.close(0)
+            atexit.unregister(self._end_with_program)
             if self._model is not None:
                 self._model.release()
             if self._media is not None:
