@@ -24,6 +24,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, default_model: Path) -> Pat
 def tiny(folder: Path) -> Iterator[Server]:
     """Greedy unless asked otherwise, and brief."""
     options = ("--temperature", "0", "--top-p", "0.9", "--top-k", "7", "--max-tokens", "5")
+    # A window that an answer without end soon fills.
+    options += ("--context", "512")
     running = Server(str(folder), "--store", "none", *options).wait_ready()
     yield running
     running.stop()
