@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 from common import (
     Child,
+    Stolen,
     child,
     default_model,
     float32_copy,
@@ -102,6 +103,8 @@ class Figures:
     """All rounds of one server."""
 
     rounds: list[Round] = field(default_factory=list)
+    stolen: list[float] = field(default_factory=list)
+    """The part of the cores' time that the host took in each, where that is told."""
 
     @property
     def without(self) -> list[float]:
@@ -163,7 +166,10 @@ def _run(options: argparse.Namespace, console: Console) -> dict[str, Figures]:
             for name in list(servers)[:: -1 if number % 2 else 1]:
                 console.print(f"round {number + 1}: {name}", style="dim")
                 items = _items(options.seed, number)
-                measured[name].rounds.append(asyncio.run(_Scenario(servers[name], items).run()))
+                host, figures = Stolen(), measured[name]
+                figures.rounds.append(asyncio.run(_Scenario(servers[name], items).run()))
+                if (share := host.share()) is not None:
+                    figures.stolen.append(share)
     return measured
 
 
@@ -291,6 +297,7 @@ def _report(console: Console, measured: dict[str, Figures]) -> None:
         "short prompt to its first token, s": lambda f: _seconds(f, "short"),
         "short before long by, s": lambda f: f"{f.lead:.2f}",
         "gaps counted, without and with": lambda f: f"{len(f.without)}, {len(f.during)}",
+        "of the cores, the host took": lambda f: ", ".join(f"{s:.0%}" for s in f.stolen) or "?",
     }
     for name, show in rows.items():
         table.add_row(name, *(show(figures) for figures in measured.values()))
