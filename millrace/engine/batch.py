@@ -54,6 +54,11 @@ class Batch:
     def __len__(self) -> int:
         return len(self.rows)
 
+    @property
+    def logits(self) -> mx.array | None:
+        """What the last step gave, until tokens have been drawn from it."""
+        return self._logits
+
     def join(self, job: int, rows: Sequence[Row], tokens: Sequence[int], delta: int = 0) -> None:
         """Add rows that share a prompt's state; the last of its tokens has not been run."""
         self._runner.join(job, len(rows), len(tokens) - 1, rows[0].request.adapter, delta)

@@ -179,6 +179,11 @@ class Job:
         return len(self.tokens) - 1 - (self.done or self.known)
 
     @property
+    def cost(self) -> int:
+        """Tokens that are to be run for it, or have been: all but what was found."""
+        return len(self.tokens) - 1 - (self.cached or self.known)
+
+    @property
     def reach(self) -> int:
         """Tokens until the next place where it must pause."""
         pause = next((p - self.done for p in self.pauses if p > self.done), self.left)

@@ -254,15 +254,19 @@ def masked(logits: mx.array, grammars: list[tuple[int, RowGrammar]]) -> mx.array
     bound = [(i, g) for i, g in grammars if g.binding]
     if not bound:
         return logits
-    width = logits.shape[-1]
-    table = bits.allocate_token_bitmask(len(bound), width)
+    table = bits.allocate_token_bitmask(len(bound), logits.shape[-1])
     _fill([g for _, g in bound], table)
+    return only(logits, [i for i, _ in bound], table)
+
+
+def only(logits: mx.array, rows: list[int], table: np.ndarray) -> mx.array:
+    """The logits with all tokens out whose bits are not set in these rows' words."""
     words = mx.array(table.view(np.uint32))
     allowed = (words[:, :, None] >> mx.array(_SHIFTS)) & 1
-    allowed = allowed.reshape(len(bound), -1)[:, :width].astype(mx.bool_)
-    at = mx.array([i for i, _ in bound], mx.int32)
-    if len(bound) == logits.shape[0]:
+    allowed = allowed.reshape(len(rows), -1)[:, : logits.shape[-1]].astype(mx.bool_)
+    if len(rows) == logits.shape[0]:
         return mx.where(allowed, logits, -mx.inf)
+    at = mx.array(rows, mx.int32)
     logits[at] = mx.where(allowed, logits[at], -mx.inf)
     return logits
 

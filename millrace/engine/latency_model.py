@@ -131,6 +131,15 @@ class LatencyModel:
                 tokens = max(tokens, self._cost.worth)
         return max(SMALLEST_CHUNK, min(self._chunk, int(tokens)))
 
+    def pace(self, running: int, coming: int = 0) -> float:
+        """Seconds that a prompt takes for each of its tokens, chunk after chunk, where so many rows have
+        their steps between."""
+        if not running or not self._steps:
+            return self.token_seconds
+        size = self.limit(running, coming)
+        chunk = self._cost.of(size) if self._cost.known else size * self.token_seconds
+        return (self.step(running) + self._extra + chunk) / size
+
     def chunk(self, left: int, running: int, coming: int = 0) -> int:
         """How many of a prompt's `left` tokens to run now."""
         # Equal parts: a small remainder at the end would cost a step of its own.

@@ -1,8 +1,9 @@
 """Who runs next. Pure policy: it knows times, sizes and priorities, and no model.
 
-Prompts are ordered by when they would be done if they came first: arrival plus their own cost, less
-a head start per priority. A short prompt so passes a long one, and since the order of a waiting
-prompt never gets worse while that of new ones does, its turn comes. A prompt starts when there is a
+Prompts are ordered by when they would be done if they came first: arrival plus their own cost beside what
+runs, less a head start per priority. A short prompt so passes a long one, however
+much of that has been run, and since the order of a waiting prompt never gets worse while that of new ones
+does, its turn comes. A prompt starts when there is a
 free row and memory for it. One that is first and has waited too long for room has it reserved: nobody
 behind it starts until it can. A wide one takes the rows there are, and its others follow. When running
 rows outgrow the memory, the least of them gives way.
@@ -61,6 +62,8 @@ class Scheduler:
         self._short = False
         """Some that are ready wait for memory, which comes the sooner if nothing else is run."""
         self._now = 0.0
+        self._pace = latency.token_seconds
+        """Seconds for each token of a prompt, beside what runs."""
 
     @property
     def busy(self) -> bool:
@@ -115,7 +118,7 @@ class Scheduler:
 
     def open(self, running: Sequence[Seat], now: float) -> None:
         """Start the prompts that come first and whose state is all known: they can join at once."""
-        self._now = now
+        self._look(running, now)
         while (job := self._first(running)) is not None and job in self._waiting and not job.left:
             self._start(job, running)
             self.ran(job)
@@ -130,13 +133,14 @@ class Scheduler:
         its rows then have no long gaps, and equal ones stay equal.
         Rows may have grown since a prompt began: it waits until the batch has room for it again.
         """
-        self._now, self._short = now, False
+        self._look(running, now)
+        self._short = False
         if not self._ready:
             return []
         if self._burst is None:
             self._burst = now
         if not running and (following := self._first([])) is not None:
-            cost = following.left * self._latency.token_seconds
+            cost = following.left * self._pace
             alike = following.left <= ALIKE * max(j.length for j in self._ready)
             if alike and now + cost < self._burst + self._burst_seconds:
                 return []
@@ -168,7 +172,7 @@ class Scheduler:
         Several at once are prompts of which nothing has been run: they begin at the same place, and
         those that end sooner have nothing to run after their end.
         """
-        self._now = now
+        self._look(running, now)
         if self._short:
             return None
         while (job := self._first(running)) is not None:
@@ -194,6 +198,11 @@ class Scheduler:
         since what they wait for is mostly not the prompt's turn."""
         rows = sum(j.width for j in self.jobs() if not j.request.media and not j.unscored)
         return max(1, min(rows, self._max_running - len(running)))
+
+    def _look(self, running: Sequence[Seat], now: float) -> None:
+        self._now = now
+        if self.busy:
+            self._pace = self._latency.pace(len(running), self.coming_rows(running))
 
     def _company(self, job: Job, running: Sequence[Seat]) -> list[Job]:
         """Other prompts that can run beside `job` in one chunk, to their ends.
@@ -299,8 +308,7 @@ class Scheduler:
         return None if self._may_start(first, running) else first
 
     def _order(self, job: Job) -> tuple[bool, float, int]:
-        cost = job.left * self._latency.token_seconds
-        return not job.promised, _rank(job) + cost, job.number
+        return not job.promised, _rank(job) + job.cost * self._pace, job.number
 
     def _may_start(self, job: Job, running: Sequence[Seat]) -> bool:
         if job.waits or job.group != self._group(running):

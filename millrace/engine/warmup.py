@@ -7,9 +7,11 @@ should be the one to wait for it. Sizes come from small sets, so that most of th
 from __future__ import annotations
 
 import mlx.core as mx
+import numpy as np
 
 from millrace.cache.state import restore
 from millrace.engine.batch import Batch
+from millrace.engine.grammar import only
 from millrace.engine.memory import capacity, roomy
 from millrace.engine.row import Row
 from millrace.engine.runner import Runner
@@ -18,18 +20,35 @@ from millrace.protocol import Choice, Sampling, Submit
 
 _JOB = 0
 _STEPS = 2
+_AMONG = 4
+"""Rows of a batch of which one draws otherwise than the others."""
+_STOP = 1
+_DRAWS = (
+    Sampling(0.0),
+    Sampling(1.0),
+    Sampling(1.0, top_p=0.9),
+    Sampling(1.0, top_k=40),
+    Sampling(1.0, min_p=0.1),
+    Sampling(1.0, typical_p=0.9),
+    Sampling(1.0, xtc_probability=1.0, xtc_threshold=0.01),
+    Sampling(0.0, repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1),
+    Sampling(1.0, logit_bias={2: 1.0}, bad_words=[[3]], min_tokens=9),
+)
 
 
 def warm_up(
     runner: Runner, sampler: Sampler, rows: int, chunk: int, batch: type[Batch] = Batch
 ) -> None:
-    """Prompts of all lengths and companies, batches of all widths, rows equal and unequal."""
+    """Prompts of all lengths and companies, batches of all widths, rows equal and unequal, and draws of
+    all kinds."""
     for length in runner.shapes.lengths(chunk):
         company = 1
         while company == 1 or (runner.trimmable and company * length <= chunk):
             _prompts(runner, company, length)
             company *= 2
     _batches(batch(runner, sampler), runner, rows)
+    if batch is Batch:  # others do not draw
+        _draws(Batch(runner, sampler), runner, min(rows, _AMONG))
     for length in (chunk, chunk // 2):
         _keep_and_find(runner, length)
     mx.clear_cache()
@@ -67,15 +86,48 @@ def _batches(batch: Batch, runner: Runner, rows: int) -> None:
             while len(batch) < width:
                 length = 17 + 8 * unequal * len(batch) % 64
                 sampling = Sampling(1.0, top_p=0.9, top_k=40) if len(batch) % 2 else Sampling(0.0)
-                request = Submit(0, [0] * length, [], 64, sampling)
-                runner.begin(_JOB, capacity(length))
-                runner.chunk(_JOB, [0] * (length - 1), length - 1, beside=False, scored=False)
-                batch.join(_JOB, [Row.of(request, Choice(0, 0))], request.prompt)
+                _join(batch, runner, Submit(0, [0] * length, [], 64, sampling))
             for _ in range(_STEPS):
                 batch.forward([])
                 batch.sample()
                 batch.read()
         batch.drop(set(range(len(batch))))
+
+
+def _join(batch: Batch, runner: Runner, request: Submit) -> None:
+    length = len(request.prompt)
+    runner.begin(_JOB, capacity(length))
+    runner.chunk(_JOB, [0] * (length - 1), length - 1, beside=False, scored=False)
+    batch.join(_JOB, [Row.of(request, Choice(0, 0))], request.prompt)
+
+
+def _draws(batch: Batch, runner: Runner, rows: int) -> None:
+    """Each way of drawing, by one of some rows and by all of them."""
+    plain = Submit(0, [0] * 17, [], 64, Sampling(0.0), [_STOP])
+    wanted = [Submit(0, plain.prompt, [], 64, sampling, [_STOP]) for sampling in _DRAWS]
+    wanted += [
+        Submit(0, plain.prompt, [], 64, Sampling(1.0), [_STOP], logprobs=top) for top in (0, 5)
+    ]
+    for one in wanted:
+        for others in ([plain] * (rows - 1), [one] * (rows - 1)):
+            runner.reserve(roomy(rows, 128))
+            for request in (one, *others):
+                _join(batch, runner, request)
+            batch.forward([])
+            _bind(batch)
+            batch.sample()
+            batch.read()
+            batch.drop(set(range(len(batch))))
+
+
+def _bind(batch: Batch) -> None:
+    """What a grammar does to logits, of one row and of all."""
+    logits = batch.logits
+    assert logits is not None
+    words = -(-logits.shape[-1] // 32)
+    for count in {1, len(batch)}:
+        table = np.full((count, words), -1, np.int32)
+        mx.eval(only(logits[...], list(range(count)), table))
 
 
 def _keep_and_find(runner: Runner, length: int) -> None:

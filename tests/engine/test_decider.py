@@ -131,6 +131,37 @@ def test_a_short_prompt_passes_a_long_one_that_has_begun() -> None:
     assert world.first == [1, 0]
 
 
+@pytest.mark.parametrize("late", [0.3, 0.6, 0.9])
+@pytest.mark.parametrize("gpu", [False, True])
+def test_it_passes_beside_rows_that_run_however_little_is_left_of_the_long_one(
+    gpu: bool, late: float
+) -> None:
+    """Beside others a prompt takes far longer than by itself: by that it is judged."""
+
+    def begun() -> World:
+        world = World(rows=6, token=0.0005, pipelined=gpu, recurring=gpu)
+        for id in range(3):
+            world.submit(id, 20, 2000)
+        while world.now < 5.0:
+            world.turn()
+        world.submit(3, 8000)
+        return world
+
+    world = begun()
+    start = world.now
+    while 3 not in world.first:
+        world.turn()
+    lasted = world.now - start
+    assert lasted > 1.2 * 8000 * 0.0005
+    world = begun()
+    while world.now < start + late * lasted:
+        world.turn()
+    world.submit(4, 20)
+    while 4 not in world.first:
+        world.turn()
+    assert 3 not in world.first
+
+
 def test_what_is_more_important_takes_the_memory_of_what_is_less() -> None:
     world = World(rows=4, limit=8192)
     world.submit(0, 3000, 400, priority=-1)

@@ -1,0 +1,39 @@
+"""The warm-up: what it runs is what requests run later, and it leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import pytest
+import tiny
+
+from millrace.engine.batch import Batch
+from millrace.engine.row import Row
+from millrace.engine.runner import Runner
+from millrace.engine.sampler import Draw, Sampler
+from millrace.engine.sampling import DeviceSampling, HostSampling, SamplingBackend
+from millrace.engine.warmup import warm_up
+
+
+@pytest.mark.parametrize("backend", [DeviceSampling, HostSampling])
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_every_way_of_drawing_is_tried_and_none_fails(
+    backend: type[SamplingBackend], rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("a draw failed, and its rows were drawn one by one")
+
+    monkeypatch.setattr(Batch, "_sample_alone", refuse)
+    drawn: list[int] = []
+    draw = Sampler.draw
+
+    def counted(self: Sampler, logits: mx.array, rows: Sequence[Row]) -> Draw:
+        drawn.append(len(rows))
+        return draw(self, logits, rows)
+
+    monkeypatch.setattr(Sampler, "draw", counted)
+    runner = Runner(tiny.build("llama"), recurring=True)
+    warm_up(runner, Sampler(backend()), rows, 64)
+    assert set(drawn) >= {1, runner.shapes.rows(rows)}
+    assert not len(runner) and not runner.nbytes
