@@ -27,7 +27,10 @@ RESERVE_AFTER = 1.0
 GROWTH = 64
 """Tokens that running rows must have room to grow by when another is to join them."""
 ROWS_AT_ONCE = 8
-"""Rows that join running ones in one turn, where that is felt; the rows of one prompt are not parted."""
+"""Rows that join running ones in one turn: copying many would be felt. The rows of one prompt are not
+parted."""
+ROWS_AT_ONCE_ON_A_GPU = 4
+"""The same where a row's copy is a launch for every layer, however short it is."""
 LEAST_SHARED = 32
 """Prompts share a chunk only for at least so many tokens each."""
 
@@ -145,8 +148,7 @@ class Scheduler:
             if alike and now + cost < self._burst + self._burst_seconds:
                 return []
         joined: list[Job] = []
-        # Where the host itself copies, those that run would feel many at once.
-        beside = bool(running) and not self._shapes.recurring
+        at_once = ROWS_AT_ONCE_ON_A_GPU if self._shapes.recurring else ROWS_AT_ONCE
         lengths = [s.length for s in running]
         group = self._group(running)
         for job in sorted((j for j in self._ready if j.group == group), key=self._order):
@@ -154,7 +156,7 @@ class Scheduler:
             if within is not None and not within.holds(len(with_it), job.length):
                 self._short = True
                 continue
-            if beside and joined and len(with_it) > len(running) + ROWS_AT_ONCE:
+            if running and joined and len(with_it) > len(running) + at_once:
                 continue
             others = [j.length for j in self.coming if j is not job and j not in joined]
             first = not running and not joined
@@ -196,8 +198,14 @@ class Scheduler:
     def coming_rows(self, running: Sequence[Seat]) -> int:
         """Rows that are about to join those that run; those with pictures are no reason for long gaps,
         since what they wait for is mostly not the prompt's turn."""
-        rows = sum(j.width for j in self.jobs() if not j.request.media and not j.unscored)
-        return max(1, min(rows, self._max_running - len(running)))
+        most = self._max_running - len(running)
+        rows = 0
+        for job in self.jobs():
+            if rows >= most:
+                break
+            if not job.request.media and not job.unscored:
+                rows += job.width
+        return max(1, min(rows, most))
 
     def _look(self, running: Sequence[Seat], now: float) -> None:
         self._now = now
@@ -288,15 +296,21 @@ class Scheduler:
         self._begin(job)
 
     def _first(self, running: Sequence[Seat]) -> Job | None:
-        overdue = self._overdue(running)
-        if overdue is not None:
-            bound = self._order(overdue)
-            before = (j for j in self._waiting if j is overdue or self._order(j) < bound)
-            startable = [j for j in before if self._may_start(j, running)]
-        else:
-            startable = [j for j in self._waiting if self._may_start(j, running)]
-        started = (j for j in self._started if not j.waits)
-        return min((*started, *startable), key=self._order, default=None)
+        first = min((j for j in self._started if not j.waits), key=self._order, default=None)
+        if not self._waiting or not self._free_row(running):
+            return first
+        bounds = [self._order(j) for j in (first, self._overdue(running)) if j is not None]
+        bound = min(bounds, default=None)
+        before = self._waiting
+        if bound is not None:
+            before = [j for j in self._waiting if self._order(j) < bound]
+        # Most often the first of them may start, and nothing is asked of the others.
+        startable = (j for j in sorted(before, key=self._order) if self._may_start(j, running))
+        return next(startable, first)
+
+    def _free_row(self, running: Sequence[Seat]) -> bool:
+        rows = len(running) + sum(j.width for j in self.coming)
+        return rows == 0 or rows < self._max_running
 
     def _overdue(self, running: Sequence[Seat]) -> Job | None:
         """The first in the queue, if it has waited long enough for room that it gets it."""
