@@ -314,6 +314,8 @@ class Scheduler:
 
     def _overdue(self, running: Sequence[Seat]) -> Job | None:
         """The first in the queue, if it has waited long enough for room that it gets it."""
+        if all(self._now - j.arrived < RESERVE_AFTER for j in self._waiting):
+            return None
         group = self._group(running)
         queue = [j for j in self._waiting if not j.waits and j.group == group]
         first = min(queue, key=self._order, default=None)
