@@ -9,6 +9,7 @@ hand are compared on each level, and it takes a hundred times as many draws.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 import mlx.core as mx
@@ -19,6 +20,7 @@ from millrace.engine.rng import uniform
 
 FAN = 16
 """Branches of each place in the tree: blocks of the vocabulary, down to single tokens."""
+_BRANCHES = np.arange(FAN + 1)
 FIRST_LANE = 1
 """Of the numbers that are drawn for a token, that of the tree's first level."""
 
@@ -46,17 +48,21 @@ def drawn(
     first, last = 0, weights.size
     for number in levels:
         span //= FAN
-        edges = base + span * np.arange(FAN + 1)
-        cuts = edges if ids is None else np.searchsorted(ids, edges)
-        cuts = np.clip(cuts, first, last)
-        blocks = np.flatnonzero(cuts[1:] > cuts[:-1])
-        starts = cuts[blocks]
+        # Where the branches that have any token begin, and the numbers of these branches.
+        if ids is None:
+            starts = np.arange(first, last, span)
+            branches: Sequence[int] = range(starts.size)
+        else:
+            edges = base + span * _BRANCHES
+            cuts = first + np.searchsorted(ids[first:last], edges)
+            branches = np.flatnonzero(cuts[1:] > cuts[:-1]).tolist()
+            starts = cuts[branches]
         sums = np.add.reduceat(weights[first:last], starts - first, dtype=np.float64)
-        mass = np.cumsum(sums)
-        at = int(np.searchsorted(mass, number * mass[-1], side="right"))
-        block = blocks[min(at, int(np.searchsorted(mass, mass[-1])))]
-        base += span * int(block)
-        first, last = int(cuts[block]), int(cuts[block + 1])
+        mass = sums.cumsum().tolist()
+        # The last branch with weight is the answer even if rounding puts the mark at the total.
+        at = min(bisect_right(mass, number * mass[-1]), bisect_left(mass, mass[-1]))
+        base += span * branches[at]
+        first, last = int(starts[at]), int(starts[at + 1]) if at + 1 < starts.size else last
     return first
 
 
