@@ -2,8 +2,8 @@
 
 Prompts are ordered by when they would be done if they came first: arrival plus their own cost beside what
 runs, less a head start per priority. A short prompt so passes a long one, however
-much of that has been run, and since the order of a waiting prompt never gets worse while that of new ones
-does, its turn comes. A prompt starts when there is a
+much of that has been run, and since the order of a waiting prompt stays about where it is while that of
+new ones gets worse, its turn comes. A prompt starts when there is a
 free row and memory for it. One that is first and has waited too long for room has it reserved: nobody
 behind it starts until it can. A wide one takes the rows there are, and its others follow. When running
 rows outgrow the memory, the least of them gives way.
@@ -29,8 +29,9 @@ GROWTH = 64
 ROWS_AT_ONCE = 8
 """Rows that join running ones in one turn: copying many would be felt. The rows of one prompt are not
 parted."""
-ROWS_AT_ONCE_ON_A_GPU = 4
-"""The same where a row's copy is a launch for every layer, however short it is."""
+ROWS_AT_ONCE_ON_A_GPU, OF_THE_READY = 4, 3
+"""The same where a row's copy is a launch for every layer, however short it is; or one in so many of those
+that are ready, if that is more, so that a batch of short answers is full."""
 LEAST_SHARED = 32
 """Prompts share a chunk only for at least so many tokens each."""
 
@@ -148,7 +149,10 @@ class Scheduler:
             if alike and now + cost < self._burst + self._burst_seconds:
                 return []
         joined: list[Job] = []
-        at_once = ROWS_AT_ONCE_ON_A_GPU if self._shapes.recurring else ROWS_AT_ONCE
+        at_once = ROWS_AT_ONCE
+        if self._shapes.recurring:
+            ready = sum(j.width for j in self._ready)
+            at_once = max(ROWS_AT_ONCE_ON_A_GPU, ready // OF_THE_READY)
         lengths = [s.length for s in running]
         group = self._group(running)
         for job in sorted((j for j in self._ready if j.group == group), key=self._order):

@@ -47,8 +47,8 @@ def warm_up(
             _prompts(runner, company, length)
             company *= 2
     _batches(batch(runner, sampler), runner, rows)
-    if batch is Batch:  # others do not draw
-        _draws(Batch(runner, sampler), runner, min(rows, _AMONG))
+    # Ranks that do not draw run the same passes: a group's others wait for them in each.
+    _draws(batch(runner, sampler), runner, min(rows, _AMONG))
     for length in (chunk, chunk // 2):
         _keep_and_find(runner, length)
     mx.clear_cache()
@@ -124,6 +124,8 @@ def _bind(batch: Batch) -> None:
     """What a grammar does to logits, of one row and of all."""
     logits = batch.logits
     assert logits is not None
+    if not logits.shape[-1]:
+        return  # the model's head is another rank's
     words = -(-logits.shape[-1] // 32)
     for count in {1, len(batch)}:
         table = np.full((count, words), -1, np.int32)

@@ -275,6 +275,19 @@ def test_everyone_finishes_however_long_memory_takes_to_come(
     assert len(world.finished) == sum(width for _, _, width, _ in tasks)
 
 
+def test_a_gpu_s_batch_of_short_answers_is_full_though_few_join_at_once() -> None:
+    world = World(rows=64, recurring=True, pipelined=True, chunk=2048, token=2e-5)
+    dice, asked, rows = random.Random(3), 0, []
+    while len(world.finished) < 400:
+        while asked < 400 and asked - len(world.finished) < 64:
+            world.submit(asked, 40, dice.randint(2, 8))
+            asked += 1
+        world.turn()
+        if asked < 400 and world.batch:
+            rows.append(len(world.batch))
+    assert sum(rows[len(rows) // 4 :]) / len(rows[len(rows) // 4 :]) > 24
+
+
 def test_lengths_recur_where_they_should() -> None:
     world = World(rows=64, recurring=True, pipelined=True, chunk=2048, token=2e-5)
     for id in range(64):

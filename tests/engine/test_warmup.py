@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 import pytest
 import tiny
 
 from millrace.engine.batch import Batch
+from millrace.engine.ranks.executors import FollowingBatch
 from millrace.engine.row import Row
 from millrace.engine.runner import Runner
 from millrace.engine.sampler import Draw, Sampler
 from millrace.engine.sampling import DeviceSampling, HostSampling, SamplingBackend
 from millrace.engine.warmup import warm_up
+from millrace.models.splitting import behead
 
 
 @pytest.mark.parametrize("backend", [DeviceSampling, HostSampling])
@@ -37,3 +40,27 @@ def test_every_way_of_drawing_is_tried_and_none_fails(
     warm_up(runner, Sampler(backend()), rows, 64)
     assert set(drawn) >= {1, runner.shapes.rows(rows)}
     assert not len(runner) and not runner.nbytes
+
+
+@pytest.mark.parametrize("shape", ["llama", "qwen3_next"])
+def test_all_ranks_run_the_same_passes(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each of them a group's ranks wait for one another."""
+    passes: list[object] = []
+    for name in ("chunk", "together", "step"):
+        run = getattr(Runner, name)
+
+        def noted(self: Runner, *given: Any, run: Any = run, name: str = name, **more: Any) -> Any:
+            what = given[0].shape if name == "step" else given
+            passes.append((name, what, more))
+            return run(self, *given, **more)
+
+        monkeypatch.setattr(Runner, name, noted)
+    seen: list[list[object]] = []
+    for batch, backend in ((Batch, DeviceSampling), (FollowingBatch, HostSampling)):
+        model = tiny.build(shape)
+        if batch is FollowingBatch:
+            behead(model)
+        warm_up(Runner(model, recurring=True), Sampler(backend()), 4, 32, batch)
+        seen.append(list(passes))
+        passes.clear()
+    assert seen[0] == seen[1] and seen[0]
