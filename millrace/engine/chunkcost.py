@@ -98,7 +98,7 @@ class ChunkCost:
         slope = (longer - seconds) / (larger - size)
         if tokens > larger:  # beyond what has been seen
             return longer + (tokens - larger) * max(slope, _LEAST_SHARE * longer / larger)
-        return max(0.0, seconds + (tokens - size) * slope)
+        return max(0.0, min(longer, seconds + (tokens - size) * slope))  # it may be rounded up
 
     def within(self, seconds: float, most: int) -> int:
         """The most tokens, up to so many, that should take no longer than this."""

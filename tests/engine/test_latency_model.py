@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from millrace.engine.chunkcost import ChunkCost
@@ -132,6 +132,7 @@ def test_a_prompt_in_chunks_leaves_no_crumb(left: int, grain: int, most: int) ->
     st.lists(st.tuples(st.integers(1, 512), st.floats(1e-4, 10)), min_size=1, max_size=200),
     st.integers(1, 512), st.floats(0, 20),
 )  # fmt: skip
+@example([(1, 0.75), (10, 1.0), (2, 4.125), (2, 1.0)], 2, 0.0)
 def test_larger_chunks_never_seem_to_take_less(
     seen: list[tuple[int, float]], tokens: int, seconds: float
 ) -> None:
