@@ -1,12 +1,11 @@
 """Who runs next. Pure policy: it knows times, sizes and priorities, and no model.
 
 Prompts are ordered by when they would be done if they came first: arrival plus their own cost beside what
-runs, less a head start per priority. A short prompt so passes a long one, however
-much of that has been run, and since the order of a waiting prompt stays about where it is while that of
-new ones gets worse, its turn comes. A prompt starts when there is a
-free row and memory for it. One that is first and has waited too long for room has it reserved: nobody
-behind it starts until it can. A wide one takes the rows there are, and its others follow. When running
-rows outgrow the memory, the least of them gives way.
+runs, less a head start per priority. A short prompt so passes a long one, however much of that has been
+run, and since the order of a waiting prompt stays about where it is while that of new ones gets worse, its
+turn comes. A prompt starts when there is a free row and memory for it. One that is first and has waited too
+long for room has it reserved: nobody behind it starts until it can. A wide one takes the rows there are,
+and its others follow. When running rows outgrow the memory, the least of them gives way.
 """
 
 from __future__ import annotations
