@@ -64,6 +64,8 @@ class Seat:
     guesser: Guesser | None = None
     most: int = 0
     """Tokens that it may generate in all."""
+    company: int = 0
+    """How many rows it is used to run among, itself included; 0, as long as it has not settled."""
 
     def __post_init__(self) -> None:
         self.most = self.most or self.request.max_tokens

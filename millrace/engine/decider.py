@@ -120,8 +120,8 @@ class Decider:
     @property
     def stuck(self) -> bool:
         """Whether all there is waits for the disk, or for the front's pictures."""
-        idle = not self._running and not self._drawn and not self._pictures.waits
-        return idle and not self._prompts.scoring and self._scheduler.stuck
+        idle = not (self._running or self._drawn or self._pictures.waits or self._prompts.scoring)
+        return idle and self._scheduler.stuck
 
     @property
     def running(self) -> int:
@@ -183,8 +183,7 @@ class Decider:
             self._cache.observe(seen.disk, jobs, self._draft.out, self._draft.now)
         for message in seen.messages:
             self._requests.receive(message, draft)
-        seeing = self._scheduler.seeing()
-        draft.turn.wanted = self._pictures.plan(seeing, draft.out)
+        draft.turn.wanted = self._pictures.plan(self._scheduler.seeing(), draft.out)
         self._leave()
         self._scheduler.open(self._running, self._draft.now)
         self._admit_ready()
@@ -295,7 +294,7 @@ class Decider:
         self._running = staying
         for seat in gone:
             self._left(seat)
-        if not self._running:
+        if not staying:
             self._memory.clear()
 
     def _left(self, seat: Seat) -> None:
@@ -331,7 +330,7 @@ class Decider:
         told, within = self._memory.prepare(running, scheduler.ready, scheduler.coming, rows)
         self._draft.out += [told] if told else []
         if jobs := scheduler.joining(running, self._draft.now, within):
-            self._learning.joined()
+            self._learning.joined(sum(j.width for j in jobs))
             self._reserve(jobs)
         for job in jobs:
             self._draft.out.append(Join(job.number, [s.number for s in job.seats]))
@@ -357,6 +356,7 @@ class Decider:
         ahead = max(map(len, guesses.values()), default=0)
         self._guessing = bool(ahead)
         self._learning.step(len(self._running), ahead)
+        self._scheduler.stepped(self._running)
         self._reserve(more=1 + ahead)
         operations.append(Forward(guesses))
         if self._settings.pipelined:

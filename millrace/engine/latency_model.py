@@ -5,15 +5,21 @@ that was asked for, or what is smooth beside such steps, as long as guesses make
 at least what a step will take, and half as much again, once the prompts that wait have joined: their
 rows are about to make every step that long anyway, and getting them in quickly is what a full batch
 lives on. While many wait, a gap may be as long as few would mind: small chunks cost everybody more in
-the end.
+the end. Where streams have settled among fewer rows, a gap is no longer than is smooth beside theirs.
 """
 
 from __future__ import annotations
+
+import math
 
 from millrace.engine.chunkcost import GUESSED_WORTH, SMALLEST_CHUNK, ChunkCost
 from millrace.engine.smoothness import longest_gap
 
 GAP_IN_STEPS_TO_COME = 1.5
+GAP_AMONG_MORE = 1.25
+"""Steps that a gap takes at least where rows are more than settled streams are used to."""
+GAP_WITH_JOINS = 1.1
+"""What a gap may be longer by where rows join: a chunk of its own would be more."""
 GAP_UNDER_PRESSURE = 0.12
 """Seconds that a gap may have while many wait."""
 _MANY, _MANY_PER_RUNNING = 3, 0.5
@@ -24,6 +30,8 @@ _EMA_WEIGHT = 0.3
 _SHRINKING = 0.98
 _GUESSED_GROWTH = 0.2
 """How much of a one-row step each further row adds, before it has been measured."""
+_APART = 2
+"""How many times as many rows tell what a row adds."""
 _GUESSED_TOKEN = 1 / 16
 """How much of a step a prompt token takes, before it has been measured."""
 _CLEARLY = 1.2
@@ -42,6 +50,10 @@ class LatencyModel:
         self._cost = ChunkCost()
         self._extra = 0.0
         """What guesses make the longest steps longer by, lately: gaps that streams have anyway."""
+        self._join: float | None = None
+        """What a row that joins adds to a step."""
+        self.promised = math.inf
+        """Seconds that a gap may take for the sake of streams that have settled."""
 
     @property
     def token_seconds(self) -> float:
@@ -57,13 +69,27 @@ class LatencyModel:
         """A step was longer by this much, since rows guessed ahead."""
         self._extra = max(extra, _SHRINKING * self._extra)
 
+    def saw_join(self, rows: int, joined: int, seconds: float, tokens: int = 0) -> None:
+        """A plain step, before which so many rows joined and a chunk ran, took this long together."""
+        each = max(0.0, seconds - (self.expected(rows, tokens) or 0.0)) / joined
+        before = each if self._join is None else self._join
+        # Rows that join a few at a time cost others little, rows that join too many at a time a gap.
+        self._join = max(each, before + _EMA_WEIGHT * (each - before))
+
+    def promise(self, company: int | None) -> None:
+        """Streams are used to this many rows; None, if there are no such streams."""
+        self.promised = math.inf
+        if company is not None and self._steps:
+            self.promised = longest_gap(self.step(company) + self._extra)
+
     def saw_chunk(self, tokens: int, seconds: float) -> None:
         """A chunk took this long by itself."""
         self._cost.saw(tokens, seconds)
 
-    def saw_gap(self, rows: int, tokens: int, seconds: float) -> None:
-        """A plain decode step with a chunk beside it took this long together."""
-        step = self.step(rows)
+    def saw_gap(self, rows: int, tokens: int, seconds: float, joined: int = 0) -> None:
+        """A plain decode step with a chunk beside it, and so many rows that joined, took this long
+        together."""
+        step = self.step(rows) + joined * (self._join or 0.0)
         chunk = max(0.0, seconds - step)
         if self._cost.known:  # as with steps, one slow chunk is noise
             chunk = min(chunk, 2 * max(step, self._cost.of(tokens)))
@@ -81,7 +107,13 @@ class LatencyModel:
             near = below if above is None else above
             assert near is not None
             share = (1 + _GUESSED_GROWTH * (rows - 1)) / (1 + _GUESSED_GROWTH * (near - 1))
-            return self._steps[near] * share
+            guess = self._steps[near] * share
+            few = min(self._steps)
+            if rows < near or near < _APART * few:
+                return guess
+            # Further rows add what those before them have added.
+            each = max(0.0, self._steps[near] - self._steps[few]) / (near - few)
+            return min(guess, self._steps[near] + each * (rows - near))
         weight = (rows - below) / (above - below)
         return self._steps[below] * (1 - weight) + self._steps[above] * weight
 
@@ -118,6 +150,7 @@ class LatencyModel:
             target = max(longest_gap(step + self._extra), GAP_IN_STEPS_TO_COME * to_come)
             if coming >= max(_MANY, _MANY_PER_RUNNING * running):
                 target = max(target, GAP_UNDER_PRESSURE)
+            target = min(target, max(self.promised, GAP_AMONG_MORE * (step + self._extra)))
         spare = target - step - self._extra
         if not self._cost.known:
             # A chunk reads all the weights as a step does, until it is known what it takes.
@@ -130,6 +163,15 @@ class LatencyModel:
             if least is not None and least > _CLEARLY * spare:
                 tokens = max(tokens, self._cost.worth)
         return max(SMALLEST_CHUNK, min(self._chunk, int(tokens)))
+
+    def joins(self, running: int, chunk: int = 0) -> float:
+        """How many rows may join so many that run before their next step, which feels a chunk of so many
+        tokens as well; where it feels none, there is one at least."""
+        least = 0 if chunk else 1
+        if self._join is None:
+            return least
+        spare = GAP_WITH_JOINS * self.promised - (self.expected(running, chunk) or 0.0)
+        return max(least, spare // self._join) if self._join else math.inf
 
     def pace(self, running: int, coming: int = 0) -> float:
         """Seconds that a prompt takes for each of its tokens, chunk after chunk, where so many rows have

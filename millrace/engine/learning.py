@@ -33,16 +33,16 @@ class Learning:
         """Tokens of the last step, guesses included."""
         self._timed = False
         """Whether the chunk of the turn before was timed by itself."""
-        self._joined = False
-        """Whether rows were copied into the batch before the last step."""
+        self._joined = 0
+        """Rows that were copied into the batch before the last step."""
 
     def step(self, rows: int, ahead: int) -> None:
         """A step of so many rows was decided, each with up to so many guesses."""
         self._step = rows * (1 + ahead)
 
-    def joined(self) -> None:
-        """Rows joined: what the step takes with that is not what such steps take."""
-        self._joined = True
+    def joined(self, rows: int) -> None:
+        """So many rows joined: what the step takes with that is not what such steps take."""
+        self._joined = rows
 
     def chunk(self, tokens: int, shape: tuple[int, ...] | None) -> None:
         """A chunk was decided, or none of no tokens; a shape, where new ones cost something."""
@@ -70,7 +70,7 @@ class Learning:
 
     def learn(self, outcome: Outcome) -> None:
         timed, self._timed = self._timed, outcome.chunk_seconds is not None
-        joined, self._joined = self._joined, False
+        joined, self._joined = self._joined, 0
         if outcome.chunk_seconds is not None and self._chunks[-1] and not self._novel[-1]:
             self._latency.saw_chunk(self._chunks[-1], outcome.chunk_seconds)
         if outcome.gap is None or any(list(self._novel)[self._beside]):
@@ -80,10 +80,12 @@ class Learning:
         if self._speculation is not None:
             extra = self._speculation.extra(self._step, rows)
             self._latency.saw_guesses(extra)
-        if tokens := max(list(self._chunks)[self._beside]):
-            if not timed:
-                self._latency.saw_gap(rows, tokens, outcome.gap - extra)
+        gap, tokens = outcome.gap - extra, max(list(self._chunks)[self._beside])
+        if tokens and not timed:
+            self._latency.saw_gap(rows, tokens, gap, joined)
         elif joined:
+            self._latency.saw_join(rows, joined, gap, tokens)
+        elif tokens:
             return
         elif self._speculation is not None and self._step > rows:
             self._speculation.saw_step(self._step, outcome.gap)

@@ -27,8 +27,9 @@ from millrace.models.rotations import Rotations, peek
 
 _PARTS = 32
 """Into so many parts, at most, the work is cut when a batch's memory becomes larger before it must be."""
-_PART_BYTES = 1 << 27
-"""What a part has at least, where layers are small."""
+_PART_BYTES = 1 << 25
+"""What a part has at least, where layers are small: memory that is new takes a system a millisecond for
+every one or two of its megabytes."""
 
 ForwardPass = Callable[[Any, mx.array, list[Any]], mx.array]
 """Runs a chunk of tokens through a model on top of caches; returns its logits."""

@@ -5,16 +5,20 @@ runs, less a head start per priority. A short prompt so passes a long one, howev
 run, and since the order of a waiting prompt stays about where it is while that of new ones gets worse, its
 turn comes. A prompt starts when there is a free row and memory for it. One that is first and has waited too
 long for room has it reserved: nobody behind it starts until it can. A wide one takes the rows there are,
-and its others follow. When running rows outgrow the memory, the least of them gives way.
+and its others follow. How many rows there may be is told (`row_limit.py`). When running rows outgrow the
+memory, the least of them gives way.
 """
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from millrace.engine.books import NO_GROUP, Job, Seat, Stage
 from millrace.engine.latency_model import LatencyModel
 from millrace.engine.memory import Budget, Rectangle
+from millrace.engine.row_limit import RowLimit
 from millrace.engine.shapes import Shapes
 
 PRIORITY_SECONDS = 30.0
@@ -50,7 +54,7 @@ class Scheduler:
         `numbers` name prompts: the rows of a wide one that must wait become one of their own.
         `burst` is how long prompts that are ready wait for others when nobody is being answered.
         """
-        self._max_running = max_running
+        self._limit = RowLimit(max_running, latency)
         self._burst_seconds = burst
         self._begin = begin
         self._numbers = numbers
@@ -64,6 +68,10 @@ class Scheduler:
         """When the first of the ready ones became ready."""
         self._short = False
         """Some that are ready wait for memory, which comes the sooner if nothing else is run."""
+        self._chunks: deque[int] = deque([0], maxlen=3 if shapes.recurring else 2)
+        """Prompt tokens of this turn and of those before that its step may feel: a GPU lags behind."""
+        self._put_off = False
+        """Some that are ready join with the next step, which should feel nothing else."""
         self._now = 0.0
         self._pace = latency.token_seconds
         """Seconds for each token of a prompt, beside what runs."""
@@ -119,8 +127,14 @@ class Scheduler:
             self._ready.append(job)
             job.stage = Stage.READY
 
+    def stepped(self, running: Sequence[Seat]) -> None:
+        """A step of these rows was decided."""
+        self._limit.stepped(running)
+
     def open(self, running: Sequence[Seat], now: float) -> None:
         """Start the prompts that come first and whose state is all known: they can join at once."""
+        self._chunks.append(0)
+        self._limit.look(running, self._waiting, now)
         self._look(running, now)
         while (job := self._first(running)) is not None and job in self._waiting and not job.left:
             self._start(job, running)
@@ -137,7 +151,7 @@ class Scheduler:
         Rows may have grown since a prompt began: it waits until the batch has room for it again.
         """
         self._look(running, now)
-        self._short = False
+        self._short = self._put_off = False
         if not self._ready:
             return []
         if self._burst is None:
@@ -148,10 +162,11 @@ class Scheduler:
             if alike and now + cost < self._burst + self._burst_seconds:
                 return []
         joined: list[Job] = []
-        at_once = ROWS_AT_ONCE
+        at_once: float = ROWS_AT_ONCE
         if self._shapes.recurring:
             ready = sum(j.width for j in self._ready)
             at_once = max(ROWS_AT_ONCE_ON_A_GPU, ready // OF_THE_READY)
+        at_once = min(at_once, self._joins(len(running)))
         lengths = [s.length for s in running]
         group = self._group(running)
         for job in sorted((j for j in self._ready if j.group == group), key=self._order):
@@ -159,7 +174,8 @@ class Scheduler:
             if within is not None and not within.holds(len(with_it), job.length):
                 self._short = True
                 continue
-            if running and joined and len(with_it) > len(running) + at_once:
+            if running and len(with_it) > len(running) + at_once and (joined or not at_once):
+                self._put_off = self._latency.promised < math.inf
                 continue
             others = [j.length for j in self.coming if j is not job and j not in joined]
             first = not running and not joined
@@ -171,6 +187,14 @@ class Scheduler:
         self._burst = None
         return joined
 
+    def _joins(self, running: int) -> float:
+        """How many rows may join for the sake of streams that have settled."""
+        chunk = max(self._chunks)
+        if self._latency.promised == math.inf:
+            return math.inf
+        # What a chunk takes beside rows is a guess on a GPU: rows do not join in the same gap.
+        return 0 if chunk and self._shapes.recurring else self._latency.joins(running, chunk)
+
     def next_chunk(self, running: Sequence[Seat], now: float) -> tuple[list[Job], int] | None:
         """The prompts to go on with, and how many tokens of each to run now.
 
@@ -178,7 +202,7 @@ class Scheduler:
         those that end sooner have nothing to run after their end.
         """
         self._look(running, now)
-        if self._short:
+        if self._short or self._put_off:
             return None
         while (job := self._first(running)) is not None:
             if job in self._waiting:
@@ -190,18 +214,21 @@ class Scheduler:
                 continue
             group = [job, *self._company(job, running)]
             if len(group) > 1:
-                return group, max(j.left for j in group)
+                longest = max(j.left for j in group)
+                self._chunks[-1] = len(group) * self._shapes.length(longest)
+                return group, longest
             chunk = self._latency.chunk(job.left, len(running), self.coming_rows(running))
             if chunk < job.left:
                 fit = self._shapes.coarse if job.request.media else self._shapes.whole
                 chunk = fit(chunk)
-            return [job], min(chunk, job.reach)
+            self._chunks[-1] = min(chunk, job.reach)
+            return [job], self._chunks[-1]
         return None
 
     def coming_rows(self, running: Sequence[Seat]) -> int:
         """Rows that are about to join those that run; those with pictures are no reason for long gaps,
         since what they wait for is mostly not the prompt's turn."""
-        most = self._max_running - len(running)
+        most = self._limit.rows - len(running)
         rows = 0
         for job in self.jobs():
             if rows >= most:
@@ -269,11 +296,12 @@ class Scheduler:
             key=lambda e: (e.priority, -e.arrived),
         )
         gone: list[Job | Seat] = []
+        rows = min(self._limit.most, len(seats) + sum(j.width for j in self.coming))
         while least:
             gone.append(least.pop(0))
             stay = [s for s in seats if s not in gone]
             coming = [j for j in self.coming if j not in gone]
-            if self._has_room(first, stay, coming):
+            if self._has_room(first, stay, coming, most=rows):
                 first.promised = True
                 return _apart(gone)
         return [], []
@@ -287,7 +315,7 @@ class Scheduler:
 
     def _start(self, job: Job, running: Sequence[Seat]) -> None:
         rows = len(running) + sum(j.width for j in self.coming)
-        width = max(1, min(job.width, self._max_running - rows))
+        width = max(1, min(job.width, self._limit.of(job) - rows))
         while width > 1 and not self._has_room(job, running, self.coming, width):
             width -= 1
         if width < job.width:
@@ -313,7 +341,7 @@ class Scheduler:
 
     def _free_row(self, running: Sequence[Seat]) -> bool:
         rows = len(running) + sum(j.width for j in self.coming)
-        return rows == 0 or rows < self._max_running
+        return rows == 0 or any(rows < self._limit.of(j) for j in self._waiting)
 
     def _overdue(self, running: Sequence[Seat]) -> Job | None:
         """The first in the queue, if it has waited long enough for room that it gets it."""
@@ -343,13 +371,19 @@ class Scheduler:
         return min((j.group for j in self.jobs() if j.group != NO_GROUP), default=NO_GROUP)
 
     def _has_room(
-        self, job: Job, running: Sequence[Seat], coming: Sequence[Job], width: int = 1
+        self,
+        job: Job,
+        running: Sequence[Seat],
+        coming: Sequence[Job],
+        width: int = 1,
+        most: int = 0,
     ) -> bool:
-        """Whether there is room for so many of a prompt's rows beside those that run and come."""
+        """Whether there is room for so many of a prompt's rows beside those that run and come; with as
+        many as there may `most` be, even if that is more than there should be."""
         rows = len(running) + sum(j.width for j in coming)
         if rows == 0 and width == 1:
             return True
-        if rows + width > self._max_running:
+        if rows + width > max(self._limit.of(job), most):
             return False
         lengths = [s.length for s in running] + _lengths(coming) + [job.length] * width
         prompts = [j.length for j in coming] + [job.length]

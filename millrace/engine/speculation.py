@@ -113,6 +113,9 @@ class Guessing(Protocol):
 
 
 class Steps(Protocol):
+    promised: float
+    """Seconds that a step may take for the sake of streams that have settled."""
+
     def step(self, rows: int) -> float:
         """How long a plain step with so many rows takes."""
 
@@ -177,7 +180,7 @@ class Speculation:
         for width in range(1, min(self._most, max((n for _, n in shares), default=0)) + 1):
             gained += sum(share**width for share, n in shares if n >= width)
             cost = self._cost(rows * (1 + width), rows)
-            if cost > longest_step(plain):
+            if cost > min(longest_step(plain), self._steps.promised):
                 break
             rate = (rows + gained) / cost
             # A little more must be in it than nothing: a wrong guess also costs the others.

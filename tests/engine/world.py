@@ -66,14 +66,20 @@ class World:
         recurring: bool = False,
         burst: float = 2.0,
         token: float = TOKEN,
+        step: float = STEP,
+        row: float = 0.0,
+        base: float = 0.0,
+        join: float = 0.0,
         per_token: int = 1,
         settling: int = 0,
         poison: Callable[[Submit], bool] = lambda request: False,
         poisoned_prompt: Callable[[Submit], bool] = lambda request: False,
     ) -> None:
-        """A step with a poisoned request in it fails, and a chunk with a poisoned prompt. Memory that no
+        """What a step, each row in it, a prompt token, a chunk by itself and a row that joins take may be
+        said. A step with a poisoned request in it fails, and a chunk with a poisoned prompt. Memory that no
         row needs yet is there after so many turns of `settling`."""
-        self.token = token
+        self.token, self._base, self._join = token, base, join
+        self._step, self._row = step, row
         self._settling = settling
         self._there, self._told, self._told_at = NOTHING, NOTHING, 0
         self._turns = 0
@@ -82,9 +88,10 @@ class World:
         settings = Settings(max_running=rows, chunk=chunk, pipelined=pipelined, burst=burst)
         self.decider = Decider(settings, self.budget, Shapes(recurring))
         for count in range(1, 40):
-            self.decider._latency.saw_step(count, self.STEP)
+            if not row:
+                self.decider._latency.saw_step(count, step)
         for count in (10, 30):
-            self.decider._latency.saw_gap(1, count, self.STEP + count * token)
+            self.decider._latency.saw_chunk(count, base + count * token)
         self.max_rows = rows
         self._poison = poison
         self._poisoned_prompt = poisoned_prompt
@@ -167,6 +174,7 @@ class World:
                 prompt = self._prompts.pop(job)
                 assert prompt.done == prompt.length - 1
                 self.batch += [self._rows[n] for n in numbers]
+                self.now += self._join * len(numbers)
                 assert len(self.batch) <= self.max_rows
                 if not self._there.holds(len(self.batch), prompt.length):
                     self.copied += len(self.batch) > len(numbers)
@@ -176,7 +184,7 @@ class World:
                 self.batch = [r for r in self.batch if r.number not in numbers]
             case Forward():
                 assert self.batch
-                self.now += self.STEP
+                self.now += self._step + self._row * len(self.batch)
                 if any(self._poison(r.request) for r in self.batch):
                     self._outcome.step_fault = "poisoned"
                     self.batch, self._pending, self._last_read = [], [], None
@@ -199,7 +207,7 @@ class World:
 
     def _chunk(self, jobs: list[int], count: int, length: int) -> None:
         assert count <= length
-        self.now += len(jobs) * length * self.token
+        self.now += self._base + len(jobs) * length * self.token
         self.chunks.append((len(jobs), length))
         prompts = [self._prompts[j] for j in jobs]
         if any(self._poisoned_prompt(p.rows[0].request) for p in prompts):
