@@ -21,6 +21,7 @@ from millrace.api.openai import chat, completions, models
 from millrace.api.openapi import routes as openapi
 from millrace.api.responses import compact, conversations, create, stored
 from millrace.api.stripped import StrippedHeader
+from millrace.api.turnstile import TurnstileMiddleware
 from millrace.api.web import pages
 from millrace.errors import BadRequest, MillraceError, NotFound, RequestFailed
 
@@ -56,6 +57,7 @@ def create_app(context: Context) -> FastAPI:
     if context.config.engine.strip_volatile:
         app.add_middleware(StrippedHeader)
     middleware.install(app, context)
+    app.add_middleware(TurnstileMiddleware)
     app.add_exception_handler(MillraceError, errors.respond)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _nobody)

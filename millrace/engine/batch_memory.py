@@ -10,7 +10,7 @@ from millrace.engine.turn import Reserve
 
 PATIENCE = 100
 """Turns for which it may be larger than is wanted, as long as nobody else needs it."""
-EARLY = 64
+EARLY = 128
 """Tokens before it must be wider that it is told to become so: that can be done bit by bit."""
 AT_ONCE = 1 << 28
 """Bytes that running rows hardly feel when they are taken; more comes layer by layer."""
@@ -49,7 +49,10 @@ class BatchMemory:
         width = max([*(s.held for s in running), *(j.length - 1 for j in ready)]) + 1
         told = None
         if not self.size.holds(least, width):
-            size = self._larger(least, max(least, rows), width, self._held(coming))
+            # It comes bit by bit, and those that run become longer meanwhile.
+            reach = max(s.held + s.left for s in running)
+            early = max(width, min(width + EARLY, reach))
+            size = self._larger(least, max(least, rows), early, self._held(coming))
             if size is None:
                 return None, None
             self.size, self._too_large_since = size, None

@@ -19,7 +19,7 @@ SETTLED = 64
 """Steps after which a stream knows its company."""
 FEW = 4
 """Fewer rows than these are as good as these: their steps are faster than anybody reads."""
-ROWS_SHARE = 0.75
+ROWS_SHARE = 0.65
 """What of the gap a step of all rows may take."""
 LEAST_ROWS, LEAST_PER_ROW = 8, 2
 """Rows there may always be: so many, and so many for each that a settled stream is used to."""

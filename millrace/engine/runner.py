@@ -25,6 +25,8 @@ from millrace.engine.source import PromptState, RowState
 from millrace.models.adapters.slots import slots_of
 from millrace.models.rotations import Rotations, peek
 
+_MOST_A_STEP = 3
+"""Tokens that a row that guesses becomes longer by with a step."""
 _PARTS = 32
 """Into so many parts, at most, the work is cut when a batch's memory becomes larger before it must be."""
 _PART_BYTES = 1 << 25
@@ -259,7 +261,10 @@ class Runner:
             if not part:
                 return
             at_once = _PART_BYTES // max(1, max(c.bytes_of(self._size) for c in late))
-            for_now = late[: max(at_once, -(-len(slots) // _PARTS))]
+            # All have come before a row needs them.
+            room = min(c.size.width for c in late) - width
+            steps = max(1, min(_PARTS, room // _MOST_A_STEP))
+            for_now = late[: max(1, at_once, -(-len(late) // steps))]
         for cache in for_now:
             cache.resize(self._size, rows)
         self._positions.moved += 1

@@ -1,0 +1,96 @@
+"""Requests that come at once go in one after the other, and what else there is to do is done between."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from millrace.api.turnstile import TurnstileMiddleware
+
+
+class _App:
+    """Notes who came in which round of the loop."""
+
+    def __init__(self) -> None:
+        self.round = 0
+        self.came: list[tuple[Any, int]] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.came.append((scope["who"], self.round))
+
+    async def count(self) -> None:
+        while True:
+            self.round += 1
+            await asyncio.sleep(0)
+
+
+async def _nothing(*_: Any) -> Any:
+    raise AssertionError
+
+
+def _go(stile: TurnstileMiddleware, who: int, type: str = "http") -> asyncio.Task[None]:
+    scope = {"type": type, "who": who}
+    return asyncio.ensure_future(stile(scope, _nothing, _nothing))
+
+
+async def _crowd() -> None:
+    app = _App()
+    stile = TurnstileMiddleware(app)
+    counting = asyncio.ensure_future(app.count())
+    tasks = [_go(stile, who) for who in range(50)]
+    await asyncio.gather(*tasks)
+    counting.cancel()
+    assert [who for who, _ in app.came] == list(range(50)), "in the order in which they came"
+    rounds = [n for _, n in app.came]
+    assert len(set(rounds)) == 50, "others had their turn after each"
+
+
+def test_a_crowd_goes_in_one_by_one() -> None:
+    asyncio.run(_crowd())
+
+
+async def _one_by_one() -> None:
+    app = _App()
+    stile = TurnstileMiddleware(app)
+    for who in range(3):
+        begun = app.round
+        counting = asyncio.ensure_future(app.count())
+        await _go(stile, who)
+        counting.cancel()
+        await asyncio.sleep(0.001)
+        assert app.round - begun <= 2, "nobody waits who comes alone"
+    assert len(app.came) == 3
+
+
+def test_who_comes_alone_does_not_wait() -> None:
+    asyncio.run(_one_by_one())
+
+
+async def _leavers() -> None:
+    app = _App()
+    stile = TurnstileMiddleware(app)
+    tasks = [_go(stile, who) for who in range(10)]
+    await asyncio.sleep(0)
+    for task in tasks[3:8]:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert [who for who, _ in app.came] == [0, 1, 2, 8, 9]
+    await _go(stile, 10)
+    assert app.came[-1][0] == 10, "it still turns"
+
+
+def test_who_leaves_the_queue_holds_nobody_up() -> None:
+    asyncio.run(_leavers())
+
+
+async def _others() -> None:
+    app = _App()
+    stile = TurnstileMiddleware(app)
+    await asyncio.gather(*(_go(stile, who, type="lifespan") for who in range(5)))
+    assert len({n for _, n in app.came}) == 1
+
+
+def test_only_requests_queue() -> None:
+    asyncio.run(_others())
