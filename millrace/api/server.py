@@ -33,7 +33,19 @@ _LAST_WORDS = 1.0
 """Seconds that answers which were cut have to leave."""
 
 
+_ACCEPTED = 8
+"""Connections that are taken in one round of the event loop: streams go on between."""
+_BACKLOG = 2048
+"""Connections that wait to be."""
+
+
 class _Uvicorn(uvicorn.Server):
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        # asyncio takes as many at once as may wait, and is told one number for both.
+        for listener in sockets or ():
+            listener.listen(_BACKLOG)
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield  # ours are installed by `serve`
@@ -73,7 +85,7 @@ async def serve(
             lifespan="off",
             timeout_keep_alive=75,
             timeout_graceful_shutdown=None,
-            backlog=2048,
+            backlog=_ACCEPTED,
         )
     )
     loop = asyncio.get_running_loop()

@@ -6,6 +6,7 @@ Plain values only. The state that belongs to them lies with the executor, under 
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from millrace.engine.penalties import wanted
@@ -17,6 +18,8 @@ from millrace.protocol.prefixes import HitKind
 ALIKE = 64
 """Prompts with this many tokens in common are not run side by side."""
 NO_GROUP = 0
+PRIORITY_SECONDS = 30.0
+"""How much waiting one step of priority is worth."""
 
 
 class Phase(enum.Enum):
@@ -234,6 +237,21 @@ class Job:
         prompt = len(self.request.prompt)
         cached, written = min(prompt, self.cached), min(prompt, self.written)
         return Prefilled(self.request.id, self.done, self.length, cached, self.hit, written)
+
+
+def apart(mixed: Sequence[Job | Seat]) -> tuple[list[Job], list[Seat]]:
+    jobs = [each for each in mixed if isinstance(each, Job)]
+    return jobs, [each for each in mixed if isinstance(each, Seat)]
+
+
+def rank(each: Job | Seat) -> float:
+    """By when it came, and how important it is: the least goes first."""
+    return each.arrived - each.priority * PRIORITY_SECONDS
+
+
+def lengths_of(jobs: Iterable[Job]) -> list[int]:
+    """The lengths of all their rows."""
+    return [j.length for j in jobs for _ in range(j.width)]
 
 
 def grouped(choices: list[Choice]) -> list[list[int]]:

@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from millrace.engine.books import NO_GROUP, Job, Seat, Stage
+from millrace.engine.books import NO_GROUP, Job, Seat, Stage, apart, lengths_of, rank
 from millrace.engine.latency_model import LatencyModel
 from millrace.engine.memory import Budget, Rectangle
 from millrace.engine.row_limit import RowLimit
 from millrace.engine.shapes import Shapes
 
-PRIORITY_SECONDS = 30.0
-"""How much waiting one step of priority is worth."""
 ALIKE = 2
 """A burst is of prompts of about one length: nobody waits for one so many times as long."""
 RESERVE_AFTER = 1.0
@@ -136,9 +134,15 @@ class Scheduler:
         self._chunks.append(0)
         self._limit.look(running, self._waiting, now)
         self._look(running, now)
-        while (job := self._first(running)) is not None and job in self._waiting and not job.left:
+        at_once = self._joins(len(running)) if running else math.inf
+        while len(self._ready) < at_once and (job := self._found(running)) is not None:
             self._start(job, running)
             self.ran(job)
+
+    def _found(self, running: Sequence[Seat]) -> Job | None:
+        """The prompt that comes first, if it has yet to start and nothing of it is to be run."""
+        job = self._first(running)
+        return None if job is None or job.left or job not in self._waiting else job
 
     def joining(
         self, running: Sequence[Seat], now: float, within: Rectangle | None = None
@@ -204,6 +208,8 @@ class Scheduler:
         self._look(running, now)
         if self._short or self._put_off:
             return None
+        if running and self._latency.promised < math.inf and self._found(running) is not None:
+            return None  # it is put into the batch when nothing else is felt
         while (job := self._first(running)) is not None:
             if job in self._waiting:
                 self._start(job, running)
@@ -277,7 +283,7 @@ class Scheduler:
         gone: list[Job | Seat] = []
         while len(kept) > 1 and not self._fits(kept):
             gone.append(kept.pop())
-        return _apart(gone)
+        return apart(gone)
 
     def _fits(self, kept: Sequence[Job | Seat]) -> bool:
         """Whether rows that grow by a token fit beside prompts that run."""
@@ -292,7 +298,7 @@ class Scheduler:
         # What has waited long enough has caught up with what is more important.
         either: list[Job | Seat] = [*self.coming, *seats]
         least = sorted(
-            (e for e in either if e.priority < first.priority and _rank(e) > _rank(first)),
+            (e for e in either if e.priority < first.priority and rank(e) > rank(first)),
             key=lambda e: (e.priority, -e.arrived),
         )
         gone: list[Job | Seat] = []
@@ -303,7 +309,7 @@ class Scheduler:
             coming = [j for j in self.coming if j not in gone]
             if self._has_room(first, stay, coming, most=rows):
                 first.promised = True
-                return _apart(gone)
+                return apart(gone)
         return [], []
 
     def demote(self, job: Job) -> None:
@@ -355,7 +361,7 @@ class Scheduler:
         return None if self._may_start(first, running) else first
 
     def _order(self, job: Job) -> tuple[bool, float, int]:
-        return not job.promised, _rank(job) + job.cost * self._pace, job.number
+        return not job.promised, rank(job) + job.cost * self._pace, job.number
 
     def _may_start(self, job: Job, running: Sequence[Seat]) -> bool:
         if job.waits or job.group != self._group(running):
@@ -385,19 +391,6 @@ class Scheduler:
             return True
         if rows + width > max(self._limit.of(job), most):
             return False
-        lengths = [s.length for s in running] + _lengths(coming) + [job.length] * width
+        lengths = [s.length for s in running] + lengths_of(coming) + [job.length] * width
         prompts = [j.length for j in coming] + [job.length]
         return self._budget.fits([n + GROWTH for n in lengths], prompts)
-
-
-def _apart(mixed: Sequence[Job | Seat]) -> tuple[list[Job], list[Seat]]:
-    jobs = [each for each in mixed if isinstance(each, Job)]
-    return jobs, [each for each in mixed if isinstance(each, Seat)]
-
-
-def _rank(each: Job | Seat) -> float:
-    return each.arrived - each.priority * PRIORITY_SECONDS
-
-
-def _lengths(jobs: Iterable[Job]) -> list[int]:
-    return [j.length for j in jobs for _ in range(j.width)]

@@ -10,7 +10,8 @@ from engine.world import World
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.engine.scheduler import PRIORITY_SECONDS, ROWS_AT_ONCE
+from millrace.engine.books import PRIORITY_SECONDS
+from millrace.engine.scheduler import ROWS_AT_ONCE
 from millrace.engine.smoothness import GAP_IN_STEPS
 from millrace.engine.turn import decoder, encoder
 from millrace.protocol import Abort, AbortChoice, Choice, Sampling, Submit
