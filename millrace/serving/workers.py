@@ -1,12 +1,15 @@
 """Where a model's text work runs: small things on the caller's thread, large ones in a process.
 
 Rendering, parsing and handing over tokens hold the interpreter's lock in proportion to a text's
-length, and would hold up every stream of the front.
+length, and would hold up every stream of the front. Of small things few run at a time: they could only take
+turns, and each that does is one more between the event loop and its next turn.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import threading
 from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
@@ -14,7 +17,7 @@ import msgspec
 from millrace import errors
 from millrace.errors import MillraceError
 from millrace.serving.pool import WorkerPool
-from millrace.text.tasks import EncodeTask, TextSide
+from millrace.text.tasks import ChatTask, EncodeTask, RenderTask, TextSide
 from millrace.text.worker import Broken, Done, Refused, reply_decoder
 
 log = logging.getLogger("millrace.serving")
@@ -23,9 +26,14 @@ T_co = TypeVar("T_co", covariant=True)
 
 LARGE = 64 * 1024
 """Characters from which on a task is a worker's: what is smaller takes less than a hop is worth."""
+AT_ONCE = 2
+"""Small tasks that run at a time, of all models."""
 PROCESSES = 2
 PATIENCE = 120.0
 """Seconds that one task may take."""
+
+
+_few = threading.BoundedSemaphore(AT_ONCE)
 
 
 class TextTask(Protocol[T_co]):
@@ -46,7 +54,8 @@ class TextDesk:
 
     def run(self, task: TextTask[T]) -> T:
         if task.size() < LARGE:
-            return task.run(self._side)
+            with _few if _is_short(task) else contextlib.nullcontext():
+                return task.run(self._side)
         if isinstance(task, EncodeTask):
             task.refuse(self._side)  # by its length alone, which is no work for a worker
         try:
@@ -57,6 +66,13 @@ class TextDesk:
 
     def close(self) -> None:
         self._workers.close()
+
+
+def _is_short(task: TextTask[Any]) -> bool:
+    """Whether a small task takes no longer than its text is: a grammar may."""
+    if isinstance(task, ChatTask):
+        return task.demand is None and not task.chat.tools
+    return isinstance(task, EncodeTask | RenderTask)
 
 
 def _result(reply: Done | Refused | Broken) -> Any:

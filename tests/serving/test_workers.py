@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -182,3 +184,36 @@ def test_sizes_stop_counting_where_it_is_enough() -> None:
     assert size_of({"a": ["b", 1]}) > size_of({"a": ["b"]})
     endless = [["x"] * 1000] * 10_000
     assert size_of(endless) < 2 * (1 << 20)
+
+
+def test_of_small_things_few_run_at_a_time_and_none_waits_for_a_grammar(
+    side: TextSide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running: list[str] = []
+    most: list[int] = []
+    go_on = threading.Event()
+
+    def encode(task: EncodeTask, side: TextSide) -> list[list[int]]:
+        running.append("text")
+        most.append(running.count("text"))
+        time.sleep(0.01)
+        running.remove("text")
+        return [[1]]
+
+    def form(task: FormTask, side: TextSide) -> str:
+        running.append("grammar")
+        assert go_on.wait(30)
+        return ""
+
+    monkeypatch.setattr(EncodeTask, "run", encode)
+    monkeypatch.setattr(FormTask, "run", form)
+    desk = TextDesk(side)
+    with ThreadPoolExecutor(24) as pool:
+        slow = [pool.submit(desk.run, FormTask(SCHEMA)) for _ in range(8)]
+        assert [pool.submit(desk.run, EncodeTask(texts=["a"])) for _ in range(16)]
+        quick = [pool.submit(desk.run, EncodeTask(texts=["a"])) for _ in range(8)]
+        assert [future.result(30) for future in quick] == [[[1]]] * 8
+        assert not any(future.done() for future in slow)
+        go_on.set()
+    assert max(most) == module.AT_ONCE
+    desk.close()
