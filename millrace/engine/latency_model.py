@@ -27,6 +27,7 @@ _MANY, _MANY_PER_RUNNING = 3, 0.5
 GROWTH = 2
 """A chunk is at most this many times as large as those before it: what larger ones take is a guess."""
 _EMA_WEIGHT = 0.3
+_SLOW_EMA_WEIGHT = 0.02
 _SHRINKING = 0.98
 _GUESSED_GROWTH = 0.2
 """How much of a one-row step each further row adds, before it has been measured."""
@@ -50,6 +51,8 @@ class LatencyModel:
         self._cost = ChunkCost()
         self._extra = 0.0
         """What guesses make the longest steps longer by, lately: gaps that streams have anyway."""
+        self._usual_extra = 0.0
+        """What they make a step longer by on the whole."""
         self._join: float | None = None
         """What a row that joins adds to a step."""
         self.promised = math.inf
@@ -68,6 +71,7 @@ class LatencyModel:
     def saw_guesses(self, extra: float) -> None:
         """A step was longer by this much, since rows guessed ahead."""
         self._extra = max(extra, _SHRINKING * self._extra)
+        self._usual_extra += _SLOW_EMA_WEIGHT * (extra - self._usual_extra)
 
     def saw_join(self, rows: int, joined: int, seconds: float, tokens: int = 0) -> None:
         """A plain step, before which so many rows joined and a chunk ran, took this long together."""
@@ -80,7 +84,7 @@ class LatencyModel:
         """Streams are used to this many rows; None, if there are no such streams."""
         self.promised = math.inf
         if company is not None and self._steps:
-            self.promised = longest_gap(self.step(company) + self._extra)
+            self.promised = longest_gap(self.step(company) + self._usual_extra)
 
     def saw_chunk(self, tokens: int, seconds: float) -> None:
         """A chunk took this long by itself."""
@@ -118,6 +122,11 @@ class LatencyModel:
         return self._steps[below] * (1 - weight) + self._steps[above] * weight
 
     @property
+    def most_rows(self) -> int:
+        """The most rows whose step has been seen."""
+        return max(self._steps, default=0)
+
+    @property
     def worth(self) -> int:
         """How many tokens cost as much as a chunk does by itself, whatever is in it."""
         if not self._cost.known:
@@ -150,7 +159,7 @@ class LatencyModel:
             target = max(longest_gap(step + self._extra), GAP_IN_STEPS_TO_COME * to_come)
             if coming >= max(_MANY, _MANY_PER_RUNNING * running):
                 target = max(target, GAP_UNDER_PRESSURE)
-            target = min(target, max(self.promised, GAP_AMONG_MORE * (step + self._extra)))
+            target = min(target, max(self.promised, GAP_AMONG_MORE * step) + self._extra)
         spare = target - step - self._extra
         if not self._cost.known:
             # A chunk reads all the weights as a step does, until it is known what it takes.

@@ -74,7 +74,9 @@ class RowLimit:
 
     def _smooth(self, least: int) -> int:
         """The most rows whose step leaves gaps as long as they should be."""
-        few, many = least, self.most
+        # What many rows take is seen with fewer first: to have too many is not undone before they end.
+        seen = self._latency.most_rows
+        few, many = least, min(self.most, max(least, seen + seen // 2))
         while few < many:
             rows = (few + many + 1) // 2
             if self._latency.step(rows) <= ROWS_SHARE * self._latency.promised:

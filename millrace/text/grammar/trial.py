@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from pathlib import Path
 
 from llguidance import LLMatcher, LLTokenizer
@@ -16,7 +17,10 @@ from millrace.errors import BadRequest, ModelError
 from millrace.text.grammar.lark import refuse_long
 
 PATIENCE = 10.0
-"""Seconds that one may take to compile and begin."""
+"""Seconds of work that one may take to compile and begin."""
+_STARVED = 4
+"""How many times as long where others have the cores."""
+_LOOK = 0.25
 _STEPS = 3
 _REMEMBERED = 256
 
@@ -59,7 +63,11 @@ class GrammarTrial:
         # The library gives no way to interrupt it, and needs no lock of the interpreter's.
         work = threading.Thread(target=lambda: found.append(_walk(tokenizer, grammar)), daemon=True)
         work.start()
-        work.join(PATIENCE)
+        begun, worked = time.monotonic(), time.process_time()
+        while work.is_alive() and time.monotonic() - begun < _STARVED * PATIENCE:
+            work.join(_LOOK)
+            if min(time.monotonic() - begun, time.process_time() - worked) >= PATIENCE:
+                break
         if not found:
             self.overran = work.is_alive()
             return f"it takes more than {PATIENCE:g} s to compile"
