@@ -69,8 +69,8 @@ class RowLimit:
         self.rows = min(self.most, self._smooth(least) + self._more)
 
     def of(self, job: Job) -> int:
-        """How many rows there may be with those of this prompt."""
-        return self.rows if job.priority <= self._priority else self.most
+        """How many rows there may be with those of this prompt; others may have given way to it."""
+        return self.most if job.promised or job.priority > self._priority else self.rows
 
     def _smooth(self, least: int) -> int:
         """The most rows whose step leaves gaps as long as they should be."""
