@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import select
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
@@ -37,6 +39,8 @@ _ACCEPTED = 8
 """Connections that are taken in one round of the event loop: streams go on between."""
 _BACKLOG = 2048
 """Connections that wait to be."""
+_LAST_COMERS = 3.0
+"""Seconds for which those that wait are still taken when the server ends."""
 
 
 class _Uvicorn(uvicorn.Server):
@@ -45,6 +49,17 @@ class _Uvicorn(uvicorn.Server):
         # asyncio takes as many at once as may wait, and is told one number for both.
         for listener in sockets or ():
             listener.listen(_BACKLOG)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # Who is connected already gets an answer, if only that the server ends.
+        deadline = time.monotonic() + _LAST_COMERS
+        waiting = select.poll()
+        for listener in sockets or ():
+            waiting.register(listener, select.POLLIN)
+        while waiting.poll(0) and time.monotonic() < deadline and not self.force_exit:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.05)  # and what they have sent is read
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

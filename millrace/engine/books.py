@@ -67,6 +67,8 @@ class Seat:
     guesser: Guesser | None = None
     most: int = 0
     """Tokens that it may generate in all."""
+    steps: int = 0
+    """Steps that it has been in the batch for, since it joined."""
     company: int = 0
     """How many rows it is used to run among, itself included; 0, as long as it has not settled."""
 

@@ -335,7 +335,7 @@ class Decider:
         for job in jobs:
             self._draft.out.append(Join(job.number, [s.number for s in job.seats]))
             for seat in job.seats:
-                seat.phase, seat.held = Phase.RUNNING, job.length - 1
+                seat.phase, seat.held, seat.steps = Phase.RUNNING, job.length - 1, 0
             self._running += job.seats
 
     def _reserve(self, joining: Sequence[Job] = (), more: int = 1) -> None:

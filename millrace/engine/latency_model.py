@@ -82,9 +82,11 @@ class LatencyModel:
 
     def promise(self, company: int | None) -> None:
         """Streams are used to this many rows; None, if there are no such streams."""
-        self.promised = math.inf
-        if company is not None and self._steps:
-            self.promised = longest_gap(self.step(company) + self._usual_extra)
+        self.promised = math.inf if company is None else self.smooth(company)
+
+    def smooth(self, company: int) -> float:
+        """Seconds that a gap may take beside steps of so many rows."""
+        return longest_gap(self.step(company) + self._usual_extra) if self._steps else math.inf
 
     def saw_chunk(self, tokens: int, seconds: float) -> None:
         """A chunk took this long by itself."""

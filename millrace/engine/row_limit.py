@@ -3,8 +3,8 @@
 Every row makes the step of all others longer: hardly so on a GPU, much on a CPU. A stream that has run
 beside few others for a while is settled. As long as there is one, gaps are kept within what is smooth
 beside steps as it knows them: rows take most of that, prompts and joins the rest. It is a courtesy and no
-right: some rows there always are, whoever has waited long for one gets it, and who is more important than
-those that are settled is not held up by them.
+right: some rows there always are, whoever has waited long for one gets it, and nobody waits for the sake of
+what is less important.
 """
 
 from __future__ import annotations
@@ -23,64 +23,82 @@ ROWS_SHARE = 0.65
 """What of the gap a step of all rows may take."""
 LEAST_ROWS, LEAST_PER_ROW = 8, 2
 """Rows there may always be: so many, and so many for each that a settled stream is used to."""
-PATIENCE = 10.0
-"""Seconds that someone waits for a row before there may be one more."""
+PATIENCE = 5.0
+"""Seconds that somebody waits for a row before there is one more than there are."""
 
 
 class RowLimit:
     def __init__(self, most: int, latency: LatencyModel) -> None:
         """There are never more than `most`."""
         self.most = most
-        self.rows = most
-        """How many may run for now."""
-        self._priority = 0
-        """How important the settled streams are."""
         self._latency = latency
+        self._settled: list[Seat] = []
+        self._limits: dict[int, int] = {}
+        """How many there may be for now, by the priority of who asks."""
         self._lately: deque[int] = deque(maxlen=SETTLED)
         """Rows of the last steps."""
-        self._more = 0
-        """Rows beyond the limit, for those who have waited long."""
+        self._granted = 0
+        """Rows there may be because somebody has waited long."""
         self._eased = 0.0
-        """When the last of them was allowed."""
+        """When that was."""
 
     def stepped(self, running: Sequence[Seat]) -> None:
         """A step of these rows was decided."""
         self._lately.append(len(running))
         rows = max(self._lately)
         for seat in running:
-            if len(seat.tokens) >= SETTLED:
+            seat.steps += 1
+            if seat.steps >= SETTLED:
                 seat.company = min(seat.company or rows, rows)
 
-    def look(self, running: Sequence[Seat], waiting: Sequence[Job], now: float) -> None:
-        """Say anew how many rows there may be, and how long gaps."""
-        settled = [s for s in running if s.company]
-        if not settled:
-            self._latency.promise(None)
-            self.rows, self._more = self.most, 0
-            return
-        company = max(FEW, min(s.company for s in settled))
-        self._priority = max(s.priority for s in settled)
-        self._latency.promise(company)
-        if not waiting:
-            self._more = 0
+    def look(
+        self, running: Sequence[Seat], present: int, waiting: Sequence[Job], now: float
+    ) -> None:
+        """Say anew how many rows there may be, and how long gaps; there are so many `present`, those that
+        are on their way to the others included."""
+        self._settled = [s for s in running if s.company]
+        self._limits = {}
+        self._latency.promise(_company(self._settled) if self._settled else None)
+        if not waiting or not self._settled:
+            self._granted = 0
         elif now - max(self._eased, min(j.arrived for j in waiting)) >= PATIENCE:
-            self._more, self._eased = self._more + 1, now
-        least = min(self.most, max(LEAST_ROWS, LEAST_PER_ROW * company))
-        self.rows = min(self.most, self._smooth(least) + self._more)
+            self._granted, self._eased = present + 1, now
+
+    @property
+    def rows(self) -> int:
+        """How many there may be for the sake of all that are settled."""
+        return self._for(min((s.priority for s in self._settled), default=0))
 
     def of(self, job: Job) -> int:
-        """How many rows there may be with those of this prompt; others may have given way to it."""
-        return self.most if job.promised or job.priority > self._priority else self.rows
+        """How many there may be with those of this prompt: it waits for the sake of those who are as
+        important, and no longer when others have given way to it."""
+        return self.most if job.promised else self._for(job.priority)
 
-    def _smooth(self, least: int) -> int:
+    def _for(self, priority: int) -> int:
+        if priority not in self._limits:
+            settled = [s for s in self._settled if s.priority >= priority]
+            self._limits[priority] = self._limit(settled) if settled else self.most
+        return self._limits[priority]
+
+    def _limit(self, settled: Sequence[Seat]) -> int:
+        company = _company(settled)
+        always = min(self.most, max(LEAST_ROWS, LEAST_PER_ROW * company))
+        return min(self.most, max(self._granted, self._smooth(company, always)))
+
+    def _smooth(self, company: int, least: int) -> int:
         """The most rows whose step leaves gaps as long as they should be."""
+        gap = self._latency.smooth(company)
         # What many rows take is seen with fewer first: to have too many is not undone before they end.
         seen = self._latency.most_rows
         few, many = least, min(self.most, max(least, seen + seen // 2))
         while few < many:
             rows = (few + many + 1) // 2
-            if self._latency.step(rows) <= ROWS_SHARE * self._latency.promised:
+            if self._latency.step(rows) <= ROWS_SHARE * gap:
                 few = rows
             else:
                 many = rows - 1
         return few
+
+
+def _company(settled: Sequence[Seat]) -> int:
+    return max(FEW, min(s.company for s in settled))

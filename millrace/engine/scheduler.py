@@ -132,7 +132,7 @@ class Scheduler:
     def open(self, running: Sequence[Seat], now: float) -> None:
         """Start the prompts that come first and whose state is all known: they can join at once."""
         self._chunks.append(0)
-        self._limit.look(running, self._waiting, now)
+        self._limit.look(running, _rows(running, self.coming), self._waiting, now)
         self._look(running, now)
         at_once = self._joins(len(running)) if running else math.inf
         while len(self._ready) < at_once and (job := self._found(running)) is not None:
@@ -302,12 +302,11 @@ class Scheduler:
             key=lambda e: (e.priority, -e.arrived),
         )
         gone: list[Job | Seat] = []
-        rows = min(self._limit.most, len(seats) + sum(j.width for j in self.coming))
         while least:
             gone.append(least.pop(0))
             stay = [s for s in seats if s not in gone]
             coming = [j for j in self.coming if j not in gone]
-            if self._has_room(first, stay, coming, most=rows):
+            if self._has_room(first, stay, coming, most=self._limit.most):
                 first.promised = True
                 return apart(gone)
         return [], []
@@ -320,7 +319,7 @@ class Scheduler:
         self.add(job)
 
     def _start(self, job: Job, running: Sequence[Seat]) -> None:
-        rows = len(running) + sum(j.width for j in self.coming)
+        rows = _rows(running, self.coming)
         width = max(1, min(job.width, self._limit.of(job) - rows))
         while width > 1 and not self._has_room(job, running, self.coming, width):
             width -= 1
@@ -346,7 +345,7 @@ class Scheduler:
         return next(startable, first)
 
     def _free_row(self, running: Sequence[Seat]) -> bool:
-        rows = len(running) + sum(j.width for j in self.coming)
+        rows = _rows(running, self.coming)
         return rows == 0 or any(rows < self._limit.of(j) for j in self._waiting)
 
     def _overdue(self, running: Sequence[Seat]) -> Job | None:
@@ -358,17 +357,18 @@ class Scheduler:
         first = min(queue, key=self._order, default=None)
         if first is None or self._now - first.arrived < RESERVE_AFTER:
             return None
-        return None if self._may_start(first, running) else first
+        # Where it waits for the sake of settled streams only, there is no room to keep for it.
+        return None if self._may_start(first, running, self._limit.most) else first
 
     def _order(self, job: Job) -> tuple[bool, float, int]:
         return not job.promised, rank(job) + job.cost * self._pace, job.number
 
-    def _may_start(self, job: Job, running: Sequence[Seat]) -> bool:
+    def _may_start(self, job: Job, running: Sequence[Seat], most: int = 0) -> bool:
         if job.waits or job.group != self._group(running):
             return False
         if any(j.request is job.request for j in self._started):
             return False  # its state is on its way
-        return self._has_room(job, running, self.coming)
+        return self._has_room(job, running, self.coming, most=most)
 
     def _group(self, running: Sequence[Seat]) -> int:
         """Whose turn it is while a fault is traced: those that run, or the first held apart."""
@@ -384,13 +384,17 @@ class Scheduler:
         width: int = 1,
         most: int = 0,
     ) -> bool:
-        """Whether there is room for so many of a prompt's rows beside those that run and come; with as
-        many as there may `most` be, even if that is more than there should be."""
-        rows = len(running) + sum(j.width for j in coming)
+        """Whether there is room for so many of a prompt's rows beside those that run and come; as many as
+        there may `most` be, or as there should be for now."""
+        rows = _rows(running, coming)
         if rows == 0 and width == 1:
             return True
-        if rows + width > max(self._limit.of(job), most):
+        if rows + width > (most or self._limit.of(job)):
             return False
         lengths = [s.length for s in running] + lengths_of(coming) + [job.length] * width
         prompts = [j.length for j in coming] + [job.length]
         return self._budget.fits([n + GROWTH for n in lengths], prompts)
+
+
+def _rows(running: Sequence[Seat], coming: Sequence[Job]) -> int:
+    return len(running) + sum(j.width for j in coming)

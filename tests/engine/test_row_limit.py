@@ -64,6 +64,22 @@ def test_without_settled_streams_all_rows_are_used() -> None:
     assert most == 32
 
 
+def begin(world: World, id: int, *, within: float, priority: int = 0) -> float:
+    """Ask for a short answer; says how long it took to begin, or fails when it takes too long."""
+    world.submit(id, 20, 20, priority=priority)
+    begun = world.now
+    while id not in world.first:
+        world.turn()
+        assert world.now - begun < within, f"{len(world.batch)} rows run"
+    return world.now - begun
+
+
+def run(world: World, seconds: float) -> None:
+    ends = world.now + seconds
+    while world.now < ends:
+        world.turn()
+
+
 def test_whoever_waits_long_gets_a_row_beside_the_endless() -> None:
     world = settled(TWO_CORES, False, False)
     for id in range(4, 24):
@@ -73,40 +89,55 @@ def test_whoever_waits_long_gets_a_row_beside_the_endless() -> None:
         world.turn()
     assert len(world.first) == 24
     assert world.now - begun > 2 * PATIENCE, "the rows were as few as is smooth at first"
+    begin(world, 99, within=PATIENCE + 1)
+
+
+def test_rows_beyond_the_limit_make_nobody_wait_longer() -> None:
+    world = settled(TWO_CORES, False, False)
+    for id in range(4, 24):
+        world.submit(id, 20, LONG, priority=1)
+    run(world, 10)
+    assert len(world.batch) == 24
+    begin(world, 99, within=PATIENCE + 1)
 
 
 def test_the_more_important_is_not_held_up() -> None:
     world = settled(TWO_CORES, False, False)
     for id in range(4, 60):
         world.submit(id, 20, LONG)
-    begun = world.now
-    while world.now < begun + 3:
-        world.turn()
+    run(world, 3)
     assert len(world.batch) < 20
-    world.submit(99, 20, 20, priority=1)
-    begun = world.now
-    while 99 not in world.first:
-        world.turn()
-    assert world.now - begun < 0.5
+    begin(world, 99, within=0.5, priority=1)
     assert len(world.batch) < 20, "nobody had to leave for it, and nobody came with it"
+    run(world, 40)
+    assert len(world.batch) < 32
+    begin(world, 100, within=0.5, priority=1)  # though some have waited longer than that is worth
 
 
-def test_one_row_gives_way_where_rows_are_more_than_smooth() -> None:
-    """What is as important as the settled goes before what is less, which leaves one for one."""
+def test_nobody_waits_for_the_sake_of_what_is_less_important() -> None:
     world = World(rows=32, **TWO_CORES)
-    for id in range(20):
-        world.submit(id, 20, 30 * SETTLED, priority=-1)
-    for id in range(20, 24):
+    world.submit(0, 60, LONG, priority=-1)
+    run(world, 5)
+    for id in range(1, 21):
         world.submit(id, 20, LONG)
-    while len(world.first) < 24:
+    run(world, 15)
+    assert len(world.batch) == 21
+    for id in range(30, 38):
+        begin(world, id, within=2)
+    assert 0 in {r.request.id for r in world.batch}, "nor does that leave while rows are free"
+
+
+def test_streams_that_come_back_together_are_used_to_each_other() -> None:
+    """As after an engine's end: they have all their tokens behind them."""
+    world = World(rows=32, **TWO_CORES)
+    for id in range(24):
+        prompt = [(id * 7919 + k) % 30_000 for k in range(20)]
+        world.put(Submit(id, prompt, [Choice(0, 0, [1] * 200)], LONG, Sampling()))
+    while len(world.batch) < 24:
         world.turn()
-    for id in range(20, 24):
-        seat = next(s for s in world.decider._running if s.request.id == id)
-        seat.company = 4
-    world.submit(99, 20, 200)
-    while 99 not in world.first:
-        world.turn()
-    assert len(world.batch) >= 24
+    run(world, 20)
+    assert {s.company for s in world.decider._running} == {24}
+    begin(world, 99, within=2)
 
 
 @settings(max_examples=50, deadline=None)
@@ -125,10 +156,10 @@ def test_there_are_always_some(
     limit = RowLimit(most, latency)
     seat = Seat(1, Submit(1, [1], [Choice(0, 0)], 9, Sampling()), 0, [], 0.0)
     seat.company = company
-    limit.look([seat], [], waited)
+    limit.look([seat], 1, [], waited)
     assert min(most, max(LEAST_ROWS, 2 * max(FEW, company))) <= limit.rows <= most
     assert latency.limit(4, 8) >= 1 and latency.joins(4) >= 1
-    limit.look([], [], waited)
+    limit.look([], 0, [], waited)
     assert limit.rows == most
     assert latency.promised == float("inf")
 
@@ -136,11 +167,13 @@ def test_there_are_always_some(
 def test_company_is_the_least_that_lasted() -> None:
     limit = RowLimit(32, LatencyModel(512))
     request = Submit(1, [1], [Choice(0, 0)], 900, Sampling())
-    mine = Seat(1, request, 0, [1] * SETTLED, 0.0)
+    mine = Seat(1, request, 0, [], 0.0)
     others = [Seat(k, request, 0, [], 0.0) for k in range(2, 10)]
-    for _ in range(SETTLED):
+    for _ in range(SETTLED - 1):
         limit.stepped([mine, *others])
-    assert mine.company == 9 and not others[0].company
+    assert not mine.company
+    limit.stepped([mine, *others])
+    assert mine.company == 9
     for _ in range(SETTLED - 1):
         limit.stepped([mine])
     assert mine.company == 9, "others come and go"

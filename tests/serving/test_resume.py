@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +15,7 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-from conftest import PATIENCE, Server, until
+from conftest import PATIENCE, Server, held, until
 
 PROMPTS = ["Tell me a story.", "Describe the sea.", "Explain rain.", "Write about a fox."]
 
@@ -115,6 +117,23 @@ def test_sigterm_drains_and_leaves_nothing_behind(
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ProcessLookupError):
         os.kill(engine, 0)
+
+
+def test_who_is_connected_when_the_server_ends_is_answered(start: Callable[..., Server]) -> None:
+    server = start().wait_ready()
+    with contextlib.ExitStack() as stack:
+        with held(server.process.pid):
+            clients = [
+                stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+                for _ in range(300)
+            ]
+            for client in clients:
+                client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            server.process.send_signal(signal.SIGTERM)
+        for client in clients:
+            client.settimeout(PATIENCE)
+            assert client.recv(4096).startswith(b"HTTP/1.1 ")
+    assert server.stop() == 0
 
 
 def test_a_stream_longer_than_the_drain_is_cut_with_an_error(
