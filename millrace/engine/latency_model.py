@@ -27,6 +27,7 @@ _MANY, _MANY_PER_RUNNING = 3, 0.5
 GROWTH = 2
 """A chunk is at most this many times as large as those before it: what larger ones take is a guess."""
 _EMA_WEIGHT = 0.3
+_RISING, _FALLING = 0.01, 0.1
 _SLOW_EMA_WEIGHT = 0.02
 _SHRINKING = 0.98
 _GUESSED_GROWTH = 0.2
@@ -48,6 +49,8 @@ class LatencyModel:
         self._grain = grain
         self._steps: dict[int, float] = {}
         """The decode step by the number of rows."""
+        self._usual: dict[int, float] = {}
+        """The same on the whole: a bad second does not change it."""
         self._cost = ChunkCost()
         self._extra = 0.0
         """What guesses make the longest steps longer by, lately: gaps that streams have anyway."""
@@ -66,7 +69,11 @@ class LatencyModel:
     def saw_step(self, rows: int, seconds: float) -> None:
         before = self._steps.get(rows, seconds)
         # One slow step is noise: a jump counts for no more than a doubling.
-        self._steps[rows] = before + _EMA_WEIGHT * (min(seconds, 2 * before) - before)
+        seconds = min(seconds, 2 * before)
+        self._steps[rows] = before + _EMA_WEIGHT * (seconds - before)
+        usual = self._usual.get(rows, seconds)
+        weight = _FALLING if seconds < usual else _RISING
+        self._usual[rows] = usual + weight * (min(seconds, 2 * usual) - usual)
 
     def saw_guesses(self, extra: float) -> None:
         """A step was longer by this much, since rows guessed ahead."""
@@ -86,7 +93,10 @@ class LatencyModel:
 
     def smooth(self, company: int) -> float:
         """Seconds that a gap may take beside steps of so many rows."""
-        return longest_gap(self.step(company) + self._usual_extra) if self._steps else math.inf
+        if not self._steps:
+            return math.inf
+        step = self._usual.get(company) or self.step(company)
+        return longest_gap(step + self._usual_extra)
 
     def saw_chunk(self, tokens: int, seconds: float) -> None:
         """A chunk took this long by itself."""

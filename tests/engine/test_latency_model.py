@@ -144,3 +144,20 @@ def test_larger_chunks_never_seem_to_take_less(
     assert not most or cost.of(most) <= seconds
     assert most == 512 or cost.of(most + 1) > seconds
     assert cost.token > 0 and cost.base >= 0 and cost.worth >= 0
+
+
+def test_what_streams_are_used_to_is_not_what_a_bad_second_brings() -> None:
+    latency = LatencyModel(512)
+    for _ in range(200):
+        latency.saw_step(4, 0.013)
+    assert latency.smooth(4) == pytest.approx(GAP_IN_STEPS * 0.013)
+    for _ in range(10):
+        latency.saw_step(4, 0.09)
+    assert latency.step(4) > 0.07
+    assert latency.smooth(4) < 1.15 * GAP_IN_STEPS * 0.013
+    for _ in range(1000):
+        latency.saw_step(4, 0.09)
+    assert latency.smooth(4) > 0.9 * GAP_IN_STEPS * 0.09, "it gets used to what lasts"
+    for _ in range(50):
+        latency.saw_step(4, 0.013)
+    assert latency.smooth(4) < 1.1 * GAP_IN_STEPS * 0.013
