@@ -73,6 +73,11 @@ class Gaps:
     def ratio(self) -> float:
         return self.p99 / self.p99_alone
 
+    @property
+    def longer(self) -> int:
+        """Gaps that are longer than any should be."""
+        return sum(gap > AT_MOST * self.p99_alone for gap in self.beside)
+
 
 Disturbance = Callable[[str, Gaps], Awaitable[None]]
 
@@ -320,7 +325,12 @@ def _report(console: Console, measured: dict[str, Gaps]) -> None:
     console.print(table)
     for name, gaps in measured.items():
         word = "[green]PASS[/]" if gaps.ratio <= AT_MOST else "[red]FAIL[/]"
-        console.print(f"{word} {name}: {gaps.ratio:.2f} (at most {AT_MOST:g})", highlight=False)
+        longest = max(gaps.beside) / gaps.p99_alone
+        console.print(
+            f"{word} {name}: {gaps.ratio:.2f} (at most {AT_MOST:g}); {gaps.longer:,} of "
+            f"{len(gaps.beside):,} gaps were longer than that, the longest {longest:.1f}",
+            highlight=False,
+        )
 
 
 if __name__ == "__main__":
