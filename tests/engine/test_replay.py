@@ -88,9 +88,9 @@ def _record(bench: Bench) -> None:
     bench.turn()
     bench.drain()
     # However fast this machine is, these outgrow the memory together.
-    for id in range(REQUESTS, REQUESTS + 6):
-        prompt = [dice.randrange(3, WORDS) for _ in range(330)]
-        bench.put(Submit(id, prompt, [Choice(0, id)], 240, Sampling(0.0)))
+    for id in range(REQUESTS, REQUESTS + 4):
+        prompt = [dice.randrange(3, WORDS) for _ in range(340)]
+        bench.put(Submit(id, prompt, [Choice(0, id)], 480, Sampling(0.0)))
     bench.turn()
     bench.drain()
 
