@@ -135,7 +135,8 @@ def serve(
         float | None,
         typer.Option(
             help="Seconds that a long prompt may hold up running streams; "
-            "2.5 times the recent decode step if not given, and at least 0.12 while many wait."
+            "2.5 times the recent decode step if not given, and at least 0.12 while many wait, "
+            "unless streams run that are used to fewer."
         ),
     ] = None,
     prefill_chunk: Annotated[

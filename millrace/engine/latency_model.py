@@ -28,6 +28,7 @@ GROWTH = 2
 """A chunk is at most this many times as large as those before it: what larger ones take is a guess."""
 _EMA_WEIGHT = 0.3
 _RISING, _FALLING = 0.01, 0.1
+"""How fast what streams are used to becomes longer, and shorter."""
 _SLOW_EMA_WEIGHT = 0.02
 _SHRINKING = 0.98
 _GUESSED_GROWTH = 0.2
