@@ -20,6 +20,7 @@ from typing import Protocol
 
 import uvicorn
 
+from millrace import garbage
 from millrace.api.app import create_app
 from millrace.api.context import Context
 from millrace.api.reader_watch import watched_protocol
@@ -131,6 +132,7 @@ async def _watch(context: Context, server: uvicorn.Server, on_ready: Callable[[]
             await instance.settled.wait()
             if instance.failure is not None and len(first) == 1:
                 raise instance.failure
+        garbage.settle()
         on_ready()
         if context.warm:
             for instance in first:

@@ -13,6 +13,7 @@ import sys
 import threading
 from typing import NoReturn
 
+from millrace import garbage
 from millrace.engine.build import build
 from millrace.engine.process import begin
 from millrace.engine.transport import SocketTransport
@@ -34,6 +35,7 @@ def main() -> None:
         transport.send(Failed(error.code, error.message))
         transport.close()
         _end(EXIT_CANNOT_START)
+    garbage.settle()
     engine.run()
     transport.close()
     _end(0)

@@ -12,7 +12,7 @@ PATIENCE = 100
 """Turns for which it may be larger than is wanted, as long as nobody else needs it."""
 EARLY = 128
 """Tokens before it must be wider that it is told to become so: that can be done bit by bit."""
-AT_ONCE = 1 << 28
+AT_ONCE = 1 << 24
 """Bytes that running rows hardly feel when they are taken; more comes layer by layer."""
 
 

@@ -11,6 +11,7 @@ the end. Where streams have settled among fewer rows, a gap is no longer than is
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from millrace.engine.chunkcost import GUESSED_WORTH, SMALLEST_CHUNK, ChunkCost
 from millrace.engine.smoothness import longest_gap
@@ -29,6 +30,8 @@ GROWTH = 2
 _EMA_WEIGHT = 0.3
 _RISING, _FALLING = 0.01, 0.1
 """How fast what streams are used to becomes longer, and shorter."""
+_RELIEF, _DOUBT = 0.05, 1.5
+"""How fast steps that were slow are forgotten, and what the first of a kind may yet turn out to take."""
 _SLOW_EMA_WEIGHT = 0.02
 _SHRINKING = 0.98
 _GUESSED_GROWTH = 0.2
@@ -52,6 +55,8 @@ class LatencyModel:
         """The decode step by the number of rows."""
         self._usual: dict[int, float] = {}
         """The same on the whole: a bad second does not change it."""
+        self._slow: dict[int, float] = {}
+        """The same as it was in the worst of the last moments."""
         self._cost = ChunkCost()
         self._extra = 0.0
         """What guesses make the longest steps longer by, lately: gaps that streams have anyway."""
@@ -72,6 +77,8 @@ class LatencyModel:
         # One slow step is noise: a jump counts for no more than a doubling.
         seconds = min(seconds, 2 * before)
         self._steps[rows] = before + _EMA_WEIGHT * (seconds - before)
+        slow = self._slow.get(rows, _DOUBT * seconds)
+        self._slow[rows] = max(self._steps[rows], slow + _RELIEF * (self._steps[rows] - slow))
         usual = self._usual.get(rows, seconds)
         weight = _FALLING if seconds < usual else _RISING
         self._usual[rows] = usual + weight * (min(seconds, 2 * usual) - usual)
@@ -114,25 +121,11 @@ class LatencyModel:
 
     def step(self, rows: int) -> float:
         """The decode step with so many rows, measured or judged from the nearest that was."""
-        if not self._steps:
-            return 0.0
-        if rows in self._steps:
-            return self._steps[rows]
-        below = max((n for n in self._steps if n < rows), default=None)
-        above = min((n for n in self._steps if n > rows), default=None)
-        if below is None or above is None:
-            near = below if above is None else above
-            assert near is not None
-            share = (1 + _GUESSED_GROWTH * (rows - 1)) / (1 + _GUESSED_GROWTH * (near - 1))
-            guess = self._steps[near] * share
-            few = min(self._steps)
-            if rows < near or near < _APART * few:
-                return guess
-            # Further rows add what those before them have added.
-            each = max(0.0, self._steps[near] - self._steps[few]) / (near - few)
-            return min(guess, self._steps[near] + each * (rows - near))
-        weight = (rows - below) / (above - below)
-        return self._steps[below] * (1 - weight) + self._steps[above] * weight
+        return _judged(self._steps, rows)
+
+    def slow_step(self, rows: int) -> float:
+        """The same, as long as it was in the worst of the last moments."""
+        return _judged(self._slow, rows)
 
     @property
     def most_rows(self) -> int:
@@ -209,3 +202,26 @@ class LatencyModel:
         # Equal parts: a small remainder at the end would cost a step of its own.
         limit = self.limit(running, coming)
         return -(-left // max(1, -(-(left - self._grain // 2) // limit)))
+
+
+def _judged(steps: Mapping[int, float], rows: int) -> float:
+    """The step of so many rows, where those of some numbers of rows are known."""
+    if not steps:
+        return 0.0
+    if rows in steps:
+        return steps[rows]
+    below = max((n for n in steps if n < rows), default=None)
+    above = min((n for n in steps if n > rows), default=None)
+    if below is not None and above is not None:
+        weight = (rows - below) / (above - below)
+        return steps[below] * (1 - weight) + steps[above] * weight
+    near = below if above is None else above
+    assert near is not None
+    share = (1 + _GUESSED_GROWTH * (rows - 1)) / (1 + _GUESSED_GROWTH * (near - 1))
+    guess = steps[near] * share
+    few = min(steps)
+    if rows < near or near < _APART * few:
+        return guess
+    # Further rows add what those before them have added.
+    each = max(0.0, steps[near] - steps[few]) / (near - few)
+    return min(guess, steps[near] + each * (rows - near))

@@ -88,12 +88,13 @@ class RowLimit:
     def _smooth(self, company: int, least: int) -> int:
         """The most rows whose step leaves gaps as long as they should be."""
         gap = self._latency.smooth(company)
-        # What many rows take is seen with fewer first: to have too many is not undone before they end.
+        # To have too many is not undone before they end: what many take is seen with fewer first, and a
+        # fast moment is not trusted.
         seen = self._latency.most_rows
         few, many = least, min(self.most, max(least, seen + seen // 2))
         while few < many:
             rows = (few + many + 1) // 2
-            if self._latency.step(rows) <= ROWS_SHARE * gap:
+            if self._latency.slow_step(rows) <= ROWS_SHARE * gap:
                 few = rows
             else:
                 many = rows - 1

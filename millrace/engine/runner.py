@@ -29,7 +29,7 @@ _MOST_A_STEP = 3
 """Tokens that a row that guesses becomes longer by with a step."""
 _PARTS = 32
 """Into so many parts, at most, the work is cut when a batch's memory becomes larger before it must be."""
-_PART_BYTES = 1 << 25
+_PART_BYTES = 1 << 24
 """What a part has at least, where layers are small: memory that is new takes a system a millisecond for
 every one or two of its megabytes."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -83,6 +84,26 @@ async def _leavers() -> None:
 
 def test_who_leaves_the_queue_holds_nobody_up() -> None:
     asyncio.run(_leavers())
+
+
+async def _busy() -> None:
+    class Work(_App):
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            until = time.thread_time() + 0.004
+            while time.thread_time() < until:
+                pass
+            await super().__call__(scope, receive, send)
+
+    worked, begun = time.thread_time(), time.perf_counter()
+    stile = TurnstileMiddleware(Work(), share=0.5)
+    await asyncio.gather(*(_go(stile, who) for who in range(12)))
+    took = time.perf_counter() - begun
+    # The last has gone in, and nobody waits for what it works.
+    assert took >= (time.thread_time() - worked - 0.004) / 0.5 * 0.9, "half the time is others'"
+
+
+def test_a_crowd_leaves_a_core_to_others() -> None:
+    asyncio.run(_busy())
 
 
 async def _others() -> None:

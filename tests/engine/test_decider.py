@@ -231,8 +231,9 @@ def test_running_streams_feel_chunks_only_so_much() -> None:
     assert max(world.gaps) <= 1.1 * GAP_IN_STEPS * World.STEP
 
 
-def test_rows_join_when_memory_for_them_has_come_and_the_running_ones_go_on() -> None:
-    world = World(rows=32, per_token=1 << 16, settling=6)
+@pytest.mark.parametrize("per_token", [1 << 12, 1 << 16])
+def test_rows_join_when_memory_for_them_has_come_and_the_running_ones_go_on(per_token: int) -> None:
+    world = World(rows=32, per_token=per_token, settling=6)
     for id in range(3):
         world.submit(id, 20, 300)
     while len(world.first) < 3:

@@ -161,3 +161,21 @@ def test_what_streams_are_used_to_is_not_what_a_bad_second_brings() -> None:
     for _ in range(50):
         latency.saw_step(4, 0.013)
     assert latency.smooth(4) < 1.1 * GAP_IN_STEPS * 0.013
+
+
+def test_a_fast_moment_is_not_trusted() -> None:
+    model = LatencyModel(512)
+    for _ in range(50):
+        model.saw_step(4, 0.02)
+    assert model.slow_step(4) == pytest.approx(0.02, rel=0.05)
+    model.saw_step(8, 0.03)
+    assert model.slow_step(8) > 0.04, "one step says little"
+    for _ in range(60):
+        model.saw_step(8, 0.03)
+    assert model.slow_step(8) == pytest.approx(0.03, rel=0.05)
+    for _ in range(10):
+        model.saw_step(8, 0.06)
+    for _ in range(5):
+        model.saw_step(8, 0.03)
+    assert model.slow_step(8) > 0.05 > model.step(8), "a slow moment is remembered for a while"
+    assert model.slow_step(12) > model.slow_step(8)

@@ -15,6 +15,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from millrace import garbage
 from millrace.config import EngineConfig
 from millrace.distributed import channel as channels
 from millrace.distributed import environment
@@ -144,6 +145,7 @@ def _follow(config: EngineConfig, recorder: SharedRecorder) -> None:
     environment.leave()
     _say(stage="ready", weight_bytes=loaded.weight_bytes, peak=loaded.peak())
     follower = Follower(loaded.executor, loaded.store)
+    garbage.settle()
     recorder.idle()
     told = time.monotonic()
     while True:

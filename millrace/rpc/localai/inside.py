@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from millrace import logs
+from millrace import garbage, logs
 from millrace.media.limits import MediaLimits
 from millrace.rpc.localai.holder import Holder
 from millrace.rpc.localai.service import Backend
@@ -47,6 +47,7 @@ async def serve(settings: Settings) -> None:
     try:
         listen(server, settings.address)
         await server.start()
+        garbage.settle()
         await ended.wait()
     finally:
         loop.remove_reader(sys.stdin.fileno())

@@ -1,0 +1,31 @@
+"""What is there when a server has started is no longer searched; what comes is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+_CODE = """
+import gc, weakref
+from millrace import garbage
+
+class Ring:
+    def __init__(self):
+        self.me = self
+
+for _ in range(3):
+    before = Ring()
+    garbage.settle()
+    assert gc.get_freeze_count() > 1000
+    assert all(o is not before for o in gc.get_objects()), "nobody looks at it any more"
+    ring = Ring()
+    gone = weakref.ref(ring)
+    del ring
+    gc.collect()
+    assert gone() is None, "what came since is found"
+"""
+
+
+def test_only_what_comes_is_searched() -> None:
+    ended = subprocess.run([sys.executable, "-c", _CODE], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
