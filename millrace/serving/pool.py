@@ -23,8 +23,8 @@ from millrace.frames import read_frame, write_frame
 log = logging.getLogger("millrace.serving")
 
 MOST_WAITING = 16
-_NICER = 5
-"""How much less of a core that they share workers get than an engine: about a quarter."""
+_NICER = 10
+"""How much less of a core that they share workers get than an engine: about a tenth."""
 _TRIES = 2
 
 
