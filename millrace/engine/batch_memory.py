@@ -18,7 +18,8 @@ AT_ONCE = 1 << 24
 
 class BatchMemory:
     def __init__(self, budget: Budget, *, gradual: bool = True) -> None:
-        """`gradual` says that memory that no row needs yet comes layer by layer."""
+        """`gradual` says that memory that no row needs yet comes layer by layer; else all of it comes with
+        the step before rows join, which feels nothing else."""
         self._budget = budget
         self._gradual = gradual
         self.size = NOTHING
@@ -43,7 +44,7 @@ class BatchMemory:
         many there will be when all that wait have joined. Returns what is to be told, and what those that
         join now must fit: None, if what they need is there, or so little that nobody feels it.
         """
-        if not self._gradual or not running or not coming:
+        if not running or not coming:
             return None, None
         least = len(running) + sum(j.width for j in coming)
         width = max([*(s.held for s in running), *(j.length - 1 for j in ready)]) + 1
@@ -67,7 +68,7 @@ class BatchMemory:
             size = roomy(most, width).around(self.size)
             taken = self._budget.rectangle(size, most)
             if taken + others <= self._budget.limit:
-                return size if taken > AT_ONCE else None
+                return size if taken > AT_ONCE or not self._gradual else None
         return None
 
     def reserve(

@@ -184,14 +184,13 @@ class Decider:
         for message in seen.messages:
             self._requests.receive(message, draft)
         draft.turn.wanted = self._pictures.plan(self._scheduler.seeing(), draft.out)
-        self._leave()
-        self._scheduler.open(self._running, self._draft.now)
+        left = self._leave()
+        self._scheduler.open(self._running, draft.now, left=left)
         self._admit_ready()
         self._step()
         self._next_chunk()
         if self._cache is not None:
-            idle = not self.busy
-            self.again = self._cache.index.tick(self._draft.out, self._draft.now, idle=idle)
+            self.again = self._cache.index.tick(draft.out, draft.now, idle=not self.busy)
         draft.turn.operations = cast("list[TurnOperation]", draft.out)
         return draft.turn
 
@@ -264,8 +263,8 @@ class Decider:
 
     # The batch
 
-    def _leave(self) -> None:
-        """Drop the rows that are done, and those that the memory no longer has room for."""
+    def _leave(self) -> bool:
+        """Drop the rows that are done or no longer have room in memory; says whether there were any."""
         leaving = [s for s in self._running if s.phase is Phase.ENDED or s.spent]
         staying = [s for s in self._running if s not in leaving] if leaving else self._running
         groups = [j.group for j in self._scheduler.jobs()]
@@ -286,7 +285,7 @@ class Decider:
             staying, leaving = self._alone(staying, leaving)
         gone = [*leaving, *yielding]
         if not gone:
-            return
+            return False
         for seat in gone:
             if self._cache is not None:
                 self._cache.row(seat, self._draft.out, self._draft.now)
@@ -296,6 +295,7 @@ class Decider:
             self._left(seat)
         if not staying:
             self._memory.clear()
+        return True
 
     def _left(self, seat: Seat) -> None:
         if seat.phase is Phase.ENDED:

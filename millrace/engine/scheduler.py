@@ -70,6 +70,8 @@ class Scheduler:
         """Prompt tokens of this turn and of those before that its step may feel: a GPU lags behind."""
         self._put_off = False
         """Some that are ready join with the next step, which should feel nothing else."""
+        self._left = False
+        """Rows leave in this turn, and did not in the last."""
         self._now = 0.0
         self._pace = latency.token_seconds
         """Seconds for each token of a prompt, beside what runs."""
@@ -129,9 +131,11 @@ class Scheduler:
         """A step of these rows was decided."""
         self._limit.stepped(running)
 
-    def open(self, running: Sequence[Seat], now: float) -> None:
-        """Start the prompts that come first and whose state is all known: they can join at once."""
+    def open(self, running: Sequence[Seat], now: float, *, left: bool) -> None:
+        """Start the prompts that come first and whose state is all known: they can join at once, unless
+        rows have `left`, which those that run feel as well."""
         self._chunks.append(0)
+        self._left = left and not self._left
         self._limit.look(running, _rows(running, self.coming), self._waiting, now)
         self._look(running, now)
         at_once = self._joins(len(running)) if running else math.inf
@@ -152,8 +156,7 @@ class Scheduler:
 
         While nobody is being answered, a burst of like prompts is prefilled first and joins as one:
         its rows then have no long gaps, and equal ones stay equal.
-        Rows may have grown since a prompt began: it waits until the batch has room for it again.
-        """
+        One waits if rows have grown since it began, until the batch has room for it again."""
         self._look(running, now)
         self._short = self._put_off = False
         if not self._ready:
@@ -166,10 +169,9 @@ class Scheduler:
             if alike and now + cost < self._burst + self._burst_seconds:
                 return []
         joined: list[Job] = []
-        at_once: float = ROWS_AT_ONCE
-        if self._shapes.recurring:
-            ready = sum(j.width for j in self._ready)
-            at_once = max(ROWS_AT_ONCE_ON_A_GPU, ready // OF_THE_READY)
+        ready = sum(j.width for j in self._ready)
+        on_a_gpu = max(ROWS_AT_ONCE_ON_A_GPU, ready // OF_THE_READY)
+        at_once: float = on_a_gpu if self._shapes.recurring else ROWS_AT_ONCE
         at_once = min(at_once, self._joins(len(running)))
         lengths = [s.length for s in running]
         group = self._group(running)
@@ -193,11 +195,12 @@ class Scheduler:
 
     def _joins(self, running: int) -> float:
         """How many rows may join for the sake of streams that have settled."""
-        chunk = max(self._chunks)
         if self._latency.promised == math.inf:
             return math.inf
-        # What a chunk takes beside rows is a guess on a GPU: rows do not join in the same gap.
-        return 0 if chunk and self._shapes.recurring else self._latency.joins(running, chunk)
+        chunk = max(self._chunks)
+        # A GPU's gap has one such thing: launches for every layer, or a chunk, whose time is a guess.
+        other = self._shapes.recurring and (chunk or self._left)
+        return 0 if other else self._latency.joins(running, chunk)
 
     def next_chunk(self, running: Sequence[Seat], now: float) -> tuple[list[Job], int] | None:
         """The prompts to go on with, and how many tokens of each to run now.
@@ -277,8 +280,6 @@ class Scheduler:
     def victims(self, seats: Sequence[Seat]) -> tuple[list[Job], list[Seat]]:
         """What must leave so that the next step fits the memory; the last one may stay."""
         either: list[Job | Seat] = [*seats, *self.coming]
-        if self._fits(either):
-            return [], []
         kept = sorted(either, key=lambda e: (-e.priority, e.arrived, e.number))
         gone: list[Job | Seat] = []
         while len(kept) > 1 and not self._fits(kept):
@@ -340,7 +341,6 @@ class Scheduler:
         before = self._waiting
         if bound is not None:
             before = [j for j in self._waiting if self._order(j) < bound]
-        # Most often the first of them may start, and nothing is asked of the others.
         startable = (j for j in sorted(before, key=self._order) if self._may_start(j, running))
         return next(startable, first)
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from millrace.engine.books import Seat
 from millrace.engine.latency_model import LatencyModel
 from millrace.engine.row_limit import FEW, LEAST_ROWS, PATIENCE, SETTLED, RowLimit
+from millrace.engine.turn import Drop, Join, Reserve
 from millrace.protocol import Choice, Sampling, Submit
 
 TWO_CORES = {"step": 0.014, "row": 0.0033, "token": 0.0006, "base": 0.004, "join": 0.001}
@@ -182,3 +183,23 @@ def test_company_is_the_least_that_lasted() -> None:
     for _ in range(3 * SETTLED):
         limit.stepped([mine, *others])
     assert mine.company == 1, "it stays used to what it had"
+
+
+def test_a_gap_on_a_gpu_has_one_thing_in_it() -> None:
+    """Rows that leave, memory for more, rows that join: each takes launches for every layer."""
+    world = settled(A_GPU, True, True)
+    dice = random.Random(2)
+    for id in range(4, 104):
+        world.submit(id, dice.randint(3, 30), dice.randint(5, 60))
+    slots, left, together = 4, False, 0
+    while len(world.finished) < 100:
+        turn = world.turn()
+        kinds = {type(operation) for operation in turn.operations}
+        reserved = [o.slots for o in turn.operations if isinstance(o, Reserve)]
+        if Join in kinds:
+            assert Drop not in kinds or left, "those that are ready wait for one turn at most"
+            together += Drop in kinds
+            assert all(more <= slots for more in reserved), "memory has come before"
+        slots, left = reserved[-1] if reserved else slots, Drop in kinds
+        assert world.now < 60
+    assert together < 20
