@@ -146,6 +146,7 @@ class Requests:
             return
         # Those that were being answered when an engine ended go on before those that were not.
         arrived = draft.now - RESUMED_SECONDS * any(c.generated for c in request.choices)
+        arrived += request.behind
         seats = [
             Seat(next(self._numbers), request, c.index, list(c.generated), arrived, keys, kept)
             for c in request.choices

@@ -28,11 +28,12 @@ RESERVE_AFTER = 1.0
 GROWTH = 64
 """Tokens that running rows must have room to grow by when another is to join them."""
 ROWS_AT_ONCE = 8
-"""Rows that join running ones in one turn: copying many would be felt. The rows of one prompt are not
-parted."""
+"""Rows that join running ones in one turn: copies would be felt; those of one prompt stay together."""
 ROWS_AT_ONCE_ON_A_GPU, OF_THE_READY = 4, 3
 """The same where a row's copy is a launch for every layer, however short it is; or one in so many of those
 that are ready, if that is more, so that a batch of short answers is full."""
+LEAVING = 4
+"""Turns in a row for which rows leave, before others join in the same."""
 LEAST_SHARED = 32
 """Prompts share a chunk only for at least so many tokens each."""
 
@@ -50,8 +51,7 @@ class Scheduler:
     ) -> None:
         """`begin` is told of a prompt about to be run for the first time; less may be left then.
         `numbers` name prompts: the rows of a wide one that must wait become one of their own.
-        `burst` is how long prompts that are ready wait for others when nobody is being answered.
-        """
+        `burst` is how long prompts that are ready wait for others when nobody is being answered."""
         self._limit = RowLimit(max_running, latency)
         self._burst_seconds = burst
         self._begin = begin
@@ -70,8 +70,8 @@ class Scheduler:
         """Prompt tokens of this turn and of those before that its step may feel: a GPU lags behind."""
         self._put_off = False
         """Some that are ready join with the next step, which should feel nothing else."""
-        self._left = False
-        """Rows leave in this turn, and did not in the last."""
+        self._left = 0
+        """In so many turns up to this one rows have left."""
         self._now = 0.0
         self._pace = latency.token_seconds
         """Seconds for each token of a prompt, beside what runs."""
@@ -135,7 +135,7 @@ class Scheduler:
         """Start the prompts that come first and whose state is all known: they can join at once, unless
         rows have `left`, which those that run feel as well."""
         self._chunks.append(0)
-        self._left = left and not self._left
+        self._left = self._left + 1 if left else 0
         self._limit.look(running, _rows(running, self.coming), self._waiting, now)
         self._look(running, now)
         at_once = self._joins(len(running)) if running else math.inf
@@ -199,7 +199,7 @@ class Scheduler:
             return math.inf
         chunk = max(self._chunks)
         # A GPU's gap has one such thing: launches for every layer, or a chunk, whose time is a guess.
-        other = self._shapes.recurring and (chunk or self._left)
+        other = self._shapes.recurring and (chunk or 0 < self._left <= LEAVING)
         return 0 if other else self._latency.joins(running, chunk)
 
     def next_chunk(self, running: Sequence[Seat], now: float) -> tuple[list[Job], int] | None:

@@ -97,8 +97,11 @@ class Active(ABC):
         return None
 
     @abstractmethod
-    def begin(self) -> ToEngine:
-        """What is left to do, as a request to an engine that knows nothing of it."""
+    def begin(self, behind: float = 0.0) -> ToEngine:
+        """What is left to do, as a request to an engine that knows nothing of it.
+
+        It gives way by so many seconds to those that the engine is given with it, where an engine has
+        another order than that in which they come."""
 
     @abstractmethod
     def fail(self, error: MillraceError) -> None:

@@ -272,7 +272,7 @@ class EngineClient:
                 continue
             if self.adapters.may_run(active.adapter) and self._suspicion.may_run(number):
                 try:
-                    self._keeper.send(active.begin())
+                    self._keeper.send(active.begin(self._suspicion.behind(number)))
                 except Exception as error:
                     self._failed(active, error)
 

@@ -50,7 +50,7 @@ class EncodingInFlight(Active):
     def priority(self) -> int:
         return self._request.priority
 
-    def begin(self) -> Encode:
+    def begin(self, behind: float = 0.0) -> Encode:
         self.running = True
         request = self._request
         if not self._found:

@@ -78,8 +78,7 @@ class InFlight(Active):
     def priority(self) -> int:
         return self.submit.priority
 
-    def begin(self) -> Submit:
-        """What is left to do, as a request to an engine that knows nothing of it."""
+    def begin(self, behind: float = 0.0) -> Submit:
         self.running = True
         self.prefilled = self.scored = 0
         choices = [
@@ -87,7 +86,7 @@ class InFlight(Active):
             for c in self.submit.choices
             if c.index in self.open
         ]
-        return msgspec.structs.replace(self.submit, choices=choices)
+        return msgspec.structs.replace(self.submit, choices=choices, behind=behind)
 
     def progress(self, step: Prefilled) -> int:
         """Note how far the prompt is; returns the tokens that were run for it since the last."""

@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 CRASHES_PER_REQUEST = 2
 KILLS_PER_REQUEST = 4
+SECONDS_PER_KILL = 5.0
+"""By how much a request gives way to others for each kill that it was there for."""
 TOKENS_TO_FORGET = 16
 """New tokens after which what a request was blamed for is forgotten."""
 
@@ -100,6 +102,12 @@ class Suspicion:
         trial = self._groups[0].members if self._groups else ()
         kills = {r: record.kills for r, record in self._records.items()}
         return sorted(requests, key=lambda r: (kills.get(r, 0), r not in trial))
+
+    def behind(self, request: int) -> float:
+        """By how many seconds it gives way to those that the engine is given with it: a short prompt would
+        go first again and again, whatever the order."""
+        record = self._records.get(request)
+        return SECONDS_PER_KILL * record.kills if record else 0.0
 
     def progressed(self, request: int, milestone: Milestone) -> bool:
         """Note how far a request is; True if others may run now that had to wait."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from millrace.engine.books import PRIORITY_SECONDS
 from millrace.engine.scheduler import ROWS_AT_ONCE
 from millrace.engine.smoothness import GAP_IN_STEPS
-from millrace.engine.turn import decoder, encoder
+from millrace.engine.turn import Begin, decoder, encoder
 from millrace.protocol import Abort, AbortChoice, Choice, Sampling, Submit
 
 asked = st.tuples(
@@ -385,3 +385,22 @@ def test_mixed_lengths_cost_little_more_than_equal_ones(pipelined: bool, recurri
         seconds.append(world.now)
     equal, mixed = seconds
     assert mixed <= 1.3 * equal
+
+
+def test_who_gives_way_goes_after_longer_ones_and_waits_for_nobody() -> None:
+    world = World(rows=8)
+    for id, (size, behind) in enumerate([(20, 10.0), (900, 0.0), (600, 0.0), (400, 5.0)]):
+        prompt = [(id * 7919 + k) % 30_000 for k in range(size)]
+        world.put(Submit(id, prompt, [Choice(0, 0)], 30, Sampling(), behind=behind))
+    begun = []
+    while len(begun) < 4:
+        turn = world.turn()
+        begun += [o.job for o in turn.operations if isinstance(o, Begin)]
+        if len(begun) == 1:
+            jobs = {j.number: j.request.id for j in world.decider._scheduler.jobs()}
+    assert [jobs[number] for number in begun] == [2, 1, 3, 0]
+    world.run()
+    world.put(Submit(9, [3] * 20, [Choice(0, 0)], 5, Sampling(), behind=60.0))
+    begin = world.now
+    world.run()
+    assert world.now - begin < 2

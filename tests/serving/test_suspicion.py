@@ -261,3 +261,16 @@ def test_real_progress_forgets() -> None:
     assert suspicion.died({1: Milestone(1000, 1)}, [1], Cause.CRASH) == {}
     suspicion.progressed(1, Milestone(1001, 1))
     assert suspicion.died({1: Milestone(1001, 1)}, [1], Cause.CRASH) == {1: 2}
+
+
+def test_who_was_there_when_it_was_killed_gives_way() -> None:
+    suspicion = Suspicion()
+    in_flight = {1: Milestone(9, 3), 2: Milestone(8, 4)}
+    waits = []
+    for _ in range(3):
+        suspicion.died(in_flight, [1], Cause.KILL)
+        waits.append(suspicion.behind(1))
+    assert 0 < waits[0] < waits[1] < waits[2] < 25, "yet it stays before those that are new"
+    assert suspicion.behind(2) == 0
+    suspicion.progressed(1, Milestone(10, 0))
+    assert suspicion.behind(1) == 0
