@@ -176,7 +176,7 @@ class LatencyModel:
             # Where even a small chunk takes more than the gap, small ones only make more gaps.
             least = self._cost.least
             if least is not None and least > _CLEARLY * spare:
-                tokens = max(tokens, self._cost.worth)
+                tokens = max(tokens, min(self._cost.worth, GROWTH * self._cost.largest))
         return max(SMALLEST_CHUNK, min(self._chunk, int(tokens)))
 
     def joins(self, running: int, chunk: int = 0) -> float:

@@ -179,3 +179,14 @@ def test_a_fast_moment_is_not_trusted() -> None:
         model.saw_step(8, 0.03)
     assert model.slow_step(8) > 0.05 > model.step(8), "a slow moment is remembered for a while"
     assert model.slow_step(12) > model.slow_step(8)
+
+
+def test_a_slow_first_chunk_beside_rows_makes_the_next_no_giant() -> None:
+    """Chunks that nobody waited beside took less: a line through both says that tokens cost nothing."""
+    model = LatencyModel(512)
+    for _ in range(4):
+        model.saw_chunk(56, 0.15)
+    for _ in range(20):
+        model.saw_step(4, 0.05)
+    model.saw_gap(4, 24, 0.27)
+    assert model.limit(4, 1) <= 2 * 56
