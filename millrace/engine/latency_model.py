@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping
 
 from millrace.engine.chunkcost import GUESSED_WORTH, SMALLEST_CHUNK, ChunkCost
-from millrace.engine.smoothness import longest_gap
+from millrace.engine.smoothness import longest_gap, longest_step
 
 GAP_IN_STEPS_TO_COME = 1.5
 GAP_AMONG_MORE = 1.25
@@ -64,8 +64,9 @@ class LatencyModel:
         """What they make a step longer by on the whole."""
         self._join: float | None = None
         """What a row that joins adds to a step."""
-        self.promised = math.inf
-        """Seconds that a gap may take for the sake of streams that have settled."""
+        self.promised = self.promised_step = math.inf
+        """Seconds that a gap, and a step with guesses, may take for the sake of streams that have
+        settled."""
 
     @property
     def token_seconds(self) -> float:
@@ -97,14 +98,19 @@ class LatencyModel:
 
     def promise(self, company: int | None) -> None:
         """Streams are used to this many rows; None, if there are no such streams."""
-        self.promised = math.inf if company is None else self.smooth(company)
+        self.promised = self.promised_step = math.inf
+        if company is not None and self._steps:
+            self.promised = self.smooth(company)
+            self.promised_step = longest_step(self._usual_step(company))
 
     def smooth(self, company: int) -> float:
         """Seconds that a gap may take beside steps of so many rows."""
-        if not self._steps:
-            return math.inf
-        step = self._usual.get(company) or self.step(company)
-        return longest_gap(step + self._usual_extra)
+        return (
+            longest_gap(self._usual_step(company) + self._usual_extra) if self._steps else math.inf
+        )
+
+    def _usual_step(self, rows: int) -> float:
+        return self._usual.get(rows) or self.step(rows)
 
     def saw_chunk(self, tokens: int, seconds: float) -> None:
         """A chunk took this long by itself."""
@@ -126,6 +132,11 @@ class LatencyModel:
     def slow_step(self, rows: int) -> float:
         """The same, as long as it was in the worst of the last moments."""
         return _judged(self._slow, rows)
+
+    def slowness(self, rows: int) -> float:
+        """How many times as long as usual such steps took in the worst of the last moments."""
+        usual = self._usual_step(rows)
+        return max(1.0, self.slow_step(rows) / usual) if usual else 1.0
 
     @property
     def most_rows(self) -> int:

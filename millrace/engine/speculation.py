@@ -8,6 +8,7 @@ one it would have been without. Pure: knows tokens, times and no model.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -114,10 +115,15 @@ class Guessing(Protocol):
 
 class Steps(Protocol):
     promised: float
-    """Seconds that a step may take for the sake of streams that have settled."""
+    """Seconds that a gap may take for the sake of streams that have settled."""
+    promised_step: float
+    """Seconds that a step with guesses may take for their sake, when all is quiet."""
 
     def step(self, rows: int) -> float:
         """How long a plain step with so many rows takes."""
+
+    def slowness(self, rows: int) -> float:
+        """How many times as long as usual such steps took in the worst of the last moments."""
 
 
 class Speculation:
@@ -176,11 +182,17 @@ class Speculation:
         if not plain:
             return 0
         best, best_rate = 0, rows / plain
+        longest = min(longest_step(plain), self._steps.promised_step)
+        slowness = self._steps.slowness(rows)
+        # What has not been seen is hoped to cost little: who has settled is shown little of it at a time.
+        settled = self._steps.promised < math.inf
+        most = max((rows, *self._seconds)) + rows if settled else math.inf
         gained = 0.0
         for width in range(1, min(self._most, max((n for _, n in shares), default=0)) + 1):
             gained += sum(share**width for share, n in shares if n >= width)
-            cost = self._cost(rows * (1 + width), rows)
-            if cost > min(longest_step(plain), self._steps.promised):
+            tokens = rows * (1 + width)
+            cost = self._cost(tokens, rows)
+            if tokens > most or cost > longest or cost * slowness > self._steps.promised:
                 break
             rate = (rows + gained) / cost
             # A little more must be in it than nothing: a wrong guess also costs the others.

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny import VOCAB, build
 
+from millrace.engine.latency_model import LatencyModel
 from millrace.engine.speculation import HOPEFUL, RUNS, Guess, Guesser, Lookup, Speculation
 from millrace.protocol import Abort, Choice, Sampling, Submit
 
@@ -41,10 +42,13 @@ def test_a_guess_is_what_followed_the_same_tokens_last(
 
 
 class _Linear:
-    promised = float("inf")
+    promised = promised_step = float("inf")
 
     def step(self, rows: int) -> float:
         return 1.0 + 0.1 * rows
+
+    def slowness(self, rows: int) -> float:
+        return 1.0
 
 
 def test_guesses_that_hold_are_worth_more_tokens() -> None:
@@ -54,6 +58,54 @@ def test_guesses_that_hold_are_worth_more_tokens() -> None:
     assert speculation.width([], 1) == 0
     # One row's guesses make the step longer for all.
     assert speculation.width([(0.5, 8)], 16) == 0
+
+
+def _settled(width_seconds: dict[int, float]) -> tuple[LatencyModel, Speculation]:
+    """Four settled streams with steps of 50 ms, and steps with guesses that took so long."""
+    latency = LatencyModel(512)
+    speculation = Speculation(4, latency)
+    for _ in range(100):
+        latency.saw_step(4, 0.05)
+        for width, seconds in width_seconds.items():
+            speculation.saw_step(4 * (1 + width), seconds)
+    latency.promise(4)
+    return latency, speculation
+
+
+SURE = [(0.99, 4)] * 4
+
+
+def test_settled_streams_are_kept_from_guesses_that_are_felt() -> None:
+    latency, speculation = _settled({})
+    assert speculation.width(SURE, 4) == 1
+    speculation.saw_step(8, 0.08)
+    assert speculation.width(SURE, 4) == 2, "one more than has been seen"
+    speculation.saw_step(12, 0.11)
+    speculation.saw_step(16, 0.15)
+    assert speculation.width(SURE, 4) == 2
+    latency, speculation = _settled({1: 0.08})
+    latency.promise(None)
+    assert speculation.width(SURE, 4) == 4, "nobody minds"
+
+
+def test_a_slow_moment_allows_no_longer_guesses() -> None:
+    latency, speculation = _settled({1: 0.08, 2: 0.11, 3: 0.15, 4: 0.2})
+    assert speculation.width(SURE, 4) == 2
+    for _ in range(10):
+        latency.saw_step(4, 0.09)  # another program has one of the cores
+    latency.promise(4)
+    assert latency.step(4) > 0.08
+    assert speculation.width(SURE, 4) < 2, "they would take twice as long as well"
+    for _ in range(100):
+        latency.saw_step(4, 0.05)
+    latency.promise(4)
+    assert speculation.width(SURE, 4) == 2
+    for _ in range(100):
+        latency.saw_guesses(0.06)
+    for _ in range(10):
+        latency.saw_step(4, 0.09)
+    latency.promise(4)
+    assert speculation.width(SURE, 4) == 2, "streams that are used to guesses keep them"
 
 
 def test_a_row_is_trusted_as_its_guesses_hold() -> None:
