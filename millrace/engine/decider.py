@@ -382,6 +382,8 @@ class Decider:
         return guesses if self._budget.fits(widths, prompts) else {}
 
     def _begin(self, job: Job) -> None:
+        if self._running:
+            self._reserve(more=0)  # it takes what the batch has too much
         self._prompts.begin(job, self._draft)
 
     def _next_chunk(self) -> None:
@@ -389,8 +391,6 @@ class Decider:
         if self._prompts.something_else(self._draft, rows):
             return
         planned = self._scheduler.next_chunk(self._running, self._draft.now)
-        if self._running:
-            self._reserve(more=0)  # what has been started needs room, too
         if planned is not None:
             self._prompts.run(*planned, self._draft, wait=not self._running)
         elif self._prompts.encode(self._draft, rows) or self._prompts.score(self._draft, rows):

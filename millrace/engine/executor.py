@@ -159,7 +159,8 @@ class Executor:
                 self._chunk(operation)
             case Admit():
                 self._admit(operation)
-            case Begin(job=job):
+            case Begin():
+                self._in_step(self._runner.give_back)
                 self._begin(operation)
             case Restore(job=job):
                 self._restore(operation)
@@ -294,8 +295,7 @@ class Executor:
         rows = [self._rows[n] for n in begin.rows if n in self._rows]
         if not rows:
             return  # it could not be admitted, which is heard with the turn's outcome
-        request = rows[0].request
-        prompt = request.prompt
+        request, prompt = rows[0].request, rows[0].request.prompt
         kept = Kept.of(begin.kept, len(prompt)) if begin.kept else None
         tokens = [*(kept.of_prompt(prompt) if kept else prompt), *rows[0].tokens]
         scored = request.prompt_logprobs if begin.scored else None

@@ -41,6 +41,8 @@ _APART = 2
 _GUESSED_TOKEN = 1 / 16
 """How much of a step a prompt token takes, before it has been measured."""
 _CLEARLY = 1.2
+_LESS = 4
+"""How many times smaller than is worth it a chunk may be for the sake of settled streams."""
 IDLE_SECONDS = 2.0
 """What a chunk may take while nobody waits for tokens: until its end nothing is heard."""
 
@@ -84,10 +86,12 @@ class LatencyModel:
         weight = _FALLING if seconds < usual else _RISING
         self._usual[rows] = usual + weight * (min(seconds, 2 * usual) - usual)
 
-    def saw_guesses(self, extra: float) -> None:
-        """A step was longer by this much, since rows guessed ahead."""
+    def saw_guesses(self, rows: int, extra: float) -> None:
+        """A step of so many rows was longer by this much, since they guessed ahead."""
         self._extra = max(extra, _SHRINKING * self._extra)
-        self._usual_extra += _SLOW_EMA_WEIGHT * (extra - self._usual_extra)
+        # Nobody gets used to anything in a bad moment.
+        if self.slowness(rows) <= _DOUBT:
+            self._usual_extra += _SLOW_EMA_WEIGHT * (extra - self._usual_extra)
 
     def saw_join(self, rows: int, joined: int, seconds: float, tokens: int = 0) -> None:
         """A plain step, before which so many rows joined and a chunk ran, took this long together."""
@@ -133,10 +137,14 @@ class LatencyModel:
         """The same, as long as it was in the worst of the last moments."""
         return _judged(self._slow, rows)
 
+    def doubted_step(self, rows: int) -> float:
+        """The same, as long as it may turn out where it has not been seen."""
+        return self.slow_step(rows) * (1.0 if rows in self._steps else _DOUBT)
+
     def slowness(self, rows: int) -> float:
         """How many times as long as usual such steps took in the worst of the last moments."""
         usual = self._usual_step(rows)
-        return max(1.0, self.slow_step(rows) / usual) if usual else 1.0
+        return max(1.0, round(self.slow_step(rows) / usual, 6)) if usual else 1.0
 
     @property
     def most_rows(self) -> int:
@@ -187,8 +195,17 @@ class LatencyModel:
             # Where even a small chunk takes more than the gap, small ones only make more gaps.
             least = self._cost.least
             if least is not None and least > _CLEARLY * spare:
-                tokens = max(tokens, min(self._cost.worth, GROWTH * self._cost.largest))
+                tokens = max(tokens, min(self._worthwhile(step), GROWTH * self._cost.largest))
         return max(SMALLEST_CHUNK, min(self._chunk, int(tokens)))
+
+    def _worthwhile(self, step: float) -> float:
+        """Tokens of a chunk that is worth what it costs by itself; somewhat fewer, where settled streams
+        then feel it just not."""
+        worth = self._cost.worth
+        if self.promised == math.inf:
+            return worth
+        fits = self._cost.within(_CLEARLY * self.promised - step, worth)
+        return fits if fits >= max(SMALLEST_CHUNK, worth / _LESS) else worth
 
     def joins(self, running: int, chunk: int = 0) -> float:
         """How many rows may join so many that run before their next step, which feels a chunk of so many

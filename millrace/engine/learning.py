@@ -79,7 +79,7 @@ class Learning:
         extra = 0.0
         if self._speculation is not None:
             extra = self._speculation.extra(self._step, rows)
-            self._latency.saw_guesses(extra)
+            self._latency.saw_guesses(rows, extra)
         gap, tokens = outcome.gap - extra, max(list(self._chunks)[self._beside])
         if tokens and not timed:
             self._latency.saw_gap(rows, tokens, gap, joined)

@@ -3,8 +3,8 @@
 Every row makes the step of all others longer: hardly so on a GPU, much on a CPU. A stream that has run
 beside few others for a while is settled. As long as there is one, gaps are kept within what is smooth
 beside steps as it knows them: rows take most of that, prompts and joins the rest. It is a courtesy and no
-right: some rows there always are, whoever has waited long for one gets it, and nobody waits for the sake of
-what is less important.
+right: some rows there always are, whoever has waited long for one gets it (very long, where that would be
+felt), and nobody waits for the sake of what is less important.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ LEAST_ROWS, LEAST_PER_ROW = 8, 2
 """Rows there may always be: so many, and so many for each that a settled stream is used to."""
 PATIENCE = 5.0
 """Seconds that somebody waits for a row before there is one more than there are."""
+LONG_PATIENCE = 25.0
+"""The same where steps of one more may be felt by themselves."""
 
 
 class RowLimit:
@@ -61,7 +63,7 @@ class RowLimit:
         self._latency.promise(_company(self._settled) if self._settled else None)
         if not waiting or not self._settled:
             self._granted = 0
-        elif now - max(self._eased, min(j.arrived for j in waiting)) >= PATIENCE:
+        elif now - max(self._eased, min(j.arrived for j in waiting)) >= self._patience(present):
             self._granted, self._eased = present + 1, now
 
     @property
@@ -80,6 +82,15 @@ class RowLimit:
             self._limits[priority] = self._limit(settled) if settled else self.most
         return self._limits[priority]
 
+    def _patience(self, present: int) -> float:
+        latency = self._latency
+        if latency.doubted_step(present + 1) <= latency.promised:
+            return PATIENCE
+        # Where there are too many for other reasons, one more is neither here nor there.
+        own = max(self._granted, LEAST_ROWS)
+        anyway = present > own and latency.slow_step(present) > latency.promised
+        return PATIENCE if anyway else LONG_PATIENCE
+
     def _limit(self, settled: Sequence[Seat]) -> int:
         company = _company(settled)
         always = min(self.most, max(LEAST_ROWS, LEAST_PER_ROW * company))
@@ -88,10 +99,9 @@ class RowLimit:
     def _smooth(self, company: int, least: int) -> int:
         """The most rows whose step leaves gaps as long as they should be."""
         gap = self._latency.smooth(company)
-        # To have too many is not undone before they end: what many take is seen with fewer first, and a
-        # fast moment is not trusted.
-        seen = self._latency.most_rows
-        few, many = least, min(self.most, max(least, seen + seen // 2))
+        # To have too many is not undone before they end: what more take is seen with one more first, and
+        # a fast moment is not trusted.
+        few, many = least, min(self.most, max(least, self._latency.most_rows + 1))
         while few < many:
             rows = (few + many + 1) // 2
             if self._latency.slow_step(rows) <= ROWS_SHARE * gap:

@@ -270,6 +270,17 @@ class Runner:
         self._positions.moved += 1
         self.unsettled = len(for_now) < len(late)
 
+    def give_back(self) -> None:
+        """Let go at once of what the batch has beyond what it was told: somebody else gets it."""
+        if not self.unsettled:
+            return
+        slots = [cache for cache in self._batch if isinstance(cache, SlotKVCache)]
+        for cache in slots:
+            if cache.size.area > self._size.area:
+                cache.resize(self._size, len(self))
+                self._positions.moved += 1
+        self.unsettled = any(cache.size != self._size for cache in slots)
+
     def join(self, job: int, copies: int, length: int, adapter: int = 0, delta: int = 0) -> None:
         """Add so many rows that go on from a prompt's state after `length` tokens, whose positions are
         `delta` beyond their places."""

@@ -100,8 +100,15 @@ def test_a_slow_moment_allows_no_longer_guesses() -> None:
         latency.saw_step(4, 0.05)
     latency.promise(4)
     assert speculation.width(SURE, 4) == 2
+    for _ in range(10):
+        latency.saw_step(4, 0.09)
     for _ in range(100):
-        latency.saw_guesses(0.06)
+        latency.saw_guesses(4, 0.06)
+    latency.promise(4)
+    assert speculation.width(SURE, 4) < 2, "nobody gets used to them in a bad moment"
+    for _ in range(100):
+        latency.saw_step(4, 0.05)
+        latency.saw_guesses(4, 0.06)
     for _ in range(10):
         latency.saw_step(4, 0.09)
     latency.promise(4)

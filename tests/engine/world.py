@@ -68,6 +68,7 @@ class World:
         token: float = TOKEN,
         step: float = STEP,
         row: float = 0.0,
+        tile: int = 1 << 30,
         base: float = 0.0,
         join: float = 0.0,
         per_token: int = 1,
@@ -76,10 +77,11 @@ class World:
         poisoned_prompt: Callable[[Submit], bool] = lambda request: False,
     ) -> None:
         """What a step, each row in it, a prompt token, a chunk by itself and a row that joins take may be
-        said. A step with a poisoned request in it fails, and a chunk with a poisoned prompt. Memory that no
-        row needs yet is there after so many turns of `settling`."""
+        said, and how many rows a step computes at once. A step with a poisoned request in it fails, and a
+        chunk with a poisoned prompt. Memory that no row needs yet is there after so many turns of
+        `settling`."""
         self.token, self._base, self._join = token, base, join
-        self._step, self._row = step, row
+        self._step, self._row, self._tile = step, row, tile
         self._settling = settling
         self._there, self._told, self._told_at = NOTHING, NOTHING, 0
         self._turns = 0
@@ -184,7 +186,8 @@ class World:
                 self.batch = [r for r in self.batch if r.number not in numbers]
             case Forward():
                 assert self.batch
-                self.now += self._step + self._row * len(self.batch)
+                tiles = -(-len(self.batch) // self._tile)
+                self.now += self._step * tiles + self._row * len(self.batch)
                 if any(self._poison(r.request) for r in self.batch):
                     self._outcome.step_fault = "poisoned"
                     self.batch, self._pending, self._last_read = [], [], None

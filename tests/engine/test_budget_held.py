@@ -1,0 +1,66 @@
+"""What the key-value budget counts is what is allocated, after every single operation."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from engine.harness import Bench, cost
+from tiny import VOCAB, build
+
+from millrace.engine.memory import Budget
+from millrace.protocol import Abort, Choice, Sampling, Submit
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return build("llama")
+
+
+class _Watched(Bench):
+    """Looks at the memory that is held after every operation."""
+
+    def __init__(self, model: Any, budget: Budget, **more: Any) -> None:
+        super().__init__(model, budget=budget, **more)
+        executor = self.engine._executor
+        carry_out = executor._carry_out
+        self.most = 0
+        self.over: list[str] = []
+
+        def watched(operation: Any) -> None:
+            carry_out(operation)
+            held = executor.nbytes
+            self.most = max(self.most, held)
+            if held > budget.limit:
+                self.over.append(f"{held} of {budget.limit} after {operation}")
+
+        executor._carry_out = watched  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("cache", [None, 1 << 24])
+@pytest.mark.parametrize("pipelined", [False, True])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_no_operation_takes_more_than_there_is(
+    model: Any, cache: int | None, pipelined: bool, seed: int
+) -> None:
+    """Many short rows leave, and a long prompt takes what the batch had beyond what is left of it."""
+    dice = random.Random(seed)
+    each = cost(model)
+    budget = Budget(each, 3 * each.row(1500))
+    bench = _Watched(model, budget, cache=cache, pipelined=pipelined, max_running=16)
+    shared = [dice.randrange(VOCAB) for _ in range(700)]
+    for id in range(60):
+        length = int(10 * 140 ** dice.random())
+        start = shared[: dice.choice([0, 0, 300, 700])]
+        prompt = [*start, *(dice.randrange(VOCAB) for _ in range(length))]
+        choices = [Choice(k, k) for k in range(dice.choice([1, 1, 1, 2, 4]))]
+        sampling = Sampling(temperature=0.0)
+        bench.put(Submit(id, prompt, choices, dice.randint(1, 60), sampling), dice.randint(0, 6))
+        if dice.random() < 0.1:
+            bench.put(Abort(id))
+    bench.engine.turn()
+    bench.drain()
+    assert not bench.failed
+    assert bench.most > 0.8 * budget.limit, "the budget was never needed: the test is too easy"
+    assert not bench.over, bench.over[:5]
