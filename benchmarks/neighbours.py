@@ -3,9 +3,9 @@
 Four streams decode, first alone, and then beside one of: a prompt of ten megabytes, one that is just
 short enough to be tokenised, a grammar of 30,000 alternatives, a list of 20,000 choices, and 200 clients
 that ask for streams, with and without reading them. Each comes again and again while its time lasts, from
-another process, so that the gaps are the server's. The 99th percentile of the streams' gaps is held
-against that of the same streams before. What the host took of the cores meanwhile is told: such gaps are
-not the server's.
+another process, so that the gaps are the server's. Every gap of the streams is held against the 99th
+percentile of the same streams before. What the host took of the cores meanwhile is told: such gaps are not
+the server's.
 """
 
 from __future__ import annotations
@@ -324,11 +324,12 @@ def _report(console: Console, measured: dict[str, Gaps]) -> None:
         )
     console.print(table)
     for name, gaps in measured.items():
-        word = "[green]PASS[/]" if gaps.ratio <= AT_MOST else "[red]FAIL[/]"
+        word = "[red]FAIL[/]" if gaps.longer else "[green]PASS[/]"
         longest = max(gaps.beside) / gaps.p99_alone
         console.print(
-            f"{word} {name}: {gaps.ratio:.2f} (at most {AT_MOST:g}); {gaps.longer:,} of "
-            f"{len(gaps.beside):,} gaps were longer than that, the longest {longest:.1f}",
+            f"{word} {name}: the longest gap is {longest:.2f} times the 99th percentile alone (at most "
+            f"{AT_MOST:g}), {gaps.longer:,} of {len(gaps.beside):,} are longer than that; the 99th "
+            f"percentile {gaps.ratio:.2f} times",
             highlight=False,
         )
 
