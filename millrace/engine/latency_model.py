@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping
 
 from millrace.engine.chunkcost import GUESSED_WORTH, SMALLEST_CHUNK, ChunkCost
-from millrace.engine.smoothness import longest_gap, longest_step
+from millrace.engine.smoothness import UNSEEN, longest_gap, longest_step
 
 GAP_IN_STEPS_TO_COME = 1.5
 GAP_AMONG_MORE = 1.25
@@ -40,6 +40,8 @@ _APART = 2
 """How many times as many rows tell what a row adds."""
 _GUESSED_TOKEN = 1 / 16
 """How much of a step a prompt token takes, before it has been measured."""
+GOOD_DEAL = 4
+"""How many times what a chunk costs by itself its tokens should cost, where nobody has settled."""
 _CLEARLY = 1.2
 _LESS = 4
 """How many times smaller than is worth it a chunk may be for the sake of settled streams."""
@@ -196,6 +198,12 @@ class LatencyModel:
             least = self._cost.least
             if least is not None and least > _CLEARLY * spare:
                 tokens = max(tokens, min(self._worthwhile(step), GROWTH * self._cost.largest))
+            # Where kernels compute whole tiles, a gap that few notice may as well be a good deal.
+            if self._grain > 1 and self.promised == math.inf and self._max_stall is None:
+                deal = min(
+                    GOOD_DEAL * max(self._cost.worth, self._grain), GROWTH * self._cost.largest
+                )
+                tokens = max(tokens, min(deal, self._cost.within(UNSEEN - step, self._chunk)))
         return max(SMALLEST_CHUNK, min(self._chunk, int(tokens)))
 
     def _worthwhile(self, step: float) -> float:

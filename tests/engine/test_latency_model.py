@@ -190,3 +190,18 @@ def test_a_slow_first_chunk_beside_rows_makes_the_next_no_giant() -> None:
         model.saw_step(4, 0.05)
     model.saw_gap(4, 24, 0.27)
     assert model.limit(4, 1) <= 2 * 56
+
+
+def test_chunks_of_new_streams_are_a_good_deal_on_a_slow_processor() -> None:
+    """A chunk reads all the weights: where nobody has settled, more of them share that."""
+    model = LatencyModel(512, grain=6)
+    for _ in range(3):
+        model.saw_chunk(229, 1.2)
+    for _ in range(20):
+        model.saw_step(2, 0.028)
+    for _ in range(20):
+        tokens = model.chunk(200, 2, 1)
+        model.saw_chunk(tokens, 0.043 + 0.00525 * tokens)
+    assert 24 <= model.limit(2, 1) <= 45, "up to a gap that few notice"
+    model.promise(4)
+    assert model.limit(2, 1) < 24
