@@ -11,6 +11,7 @@ import hashlib
 import inspect
 import logging
 import os
+import platform
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -47,6 +48,13 @@ def processor() -> tuple[str, str]:
     _start()
     features: str = llvm.get_host_cpu_features().flatten()
     return str(llvm.get_host_cpu_name()), features
+
+
+@cache
+def multiplies_by_lanes() -> bool:
+    """Whether a product takes one float of a vector for all its lanes at no cost, as NEON's do: to spread a
+    float from memory costs as much as a product there."""
+    return platform.machine().lower() in ("aarch64", "arm64")
 
 
 @cache

@@ -116,6 +116,11 @@ class Emitter:
         """A vector of the float at an address."""
         return self.spread(self.load(address, FLOAT))
 
+    def lane(self, run: Value, index: int) -> Value:
+        """A vector of one float of a shorter one."""
+        places = ir.Constant(INTS, [INT(index)] * LANES)
+        return self.builder.shuffle_vector(run, ir.Constant(run.type, ir.Undefined), places)
+
     def fma(self, a: Value, b: Value, c: Value) -> Value:
         return self.call("llvm.fma", a, b, c)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache, partial
 
 from millrace.native import attention, lowrank, stages
-from millrace.native.compile import Body, Code, compile_kernels, processor
+from millrace.native.compile import Body, Code, compile_kernels, multiplies_by_lanes, processor
 from millrace.native.formats import Format
 
 STREAMED = (1, 2, 4, 8)
@@ -15,6 +15,8 @@ STREAMED = (1, 2, 4, 8)
 @cache
 def tile_shape() -> tuple[int, int]:
     """Rows and blocks of a tile whose sums fit the processor's registers."""
+    if multiplies_by_lanes():
+        return 5, 1  # the inputs of every row stay in registers as well
     return (12, 2) if "+avx512f" in processor()[1].split(",") else (6, 1)
 
 

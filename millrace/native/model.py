@@ -117,6 +117,7 @@ class NativeModel:
         elif deltas is not None:
             turns = spread + np.repeat(np.array(deltas, dtype=np.int64), count)
         wanted = total if logits else 0
+        padded = library.padded_rows(total)
         items = Items.of(self._plan, places, count, self._pool.threads)
         adapted = bool(self.adapters.rows)
         if self._written_for != self.adapters.changes:
@@ -124,9 +125,9 @@ class NativeModel:
             self._written_for = self.adapters.changes
         self._reserve(
             Capacity(
-                total,
+                padded,
                 rows,
-                wanted,
+                padded if logits else 0,
                 max(max(places) + count, int(turns.max()) + 1),
                 len(items.items),
                 len(items.merges),
@@ -152,7 +153,7 @@ class NativeModel:
         records[program.merging, UNITS] = len(items.merges)
         if adapted:
             self._note_adapters(tables, program, rows, count)
-        buffers.x[total : library.padded_rows(total)] = 0
+        buffers.x[total:padded] = 0
         self._pool.run(records)
         for layer in cache:
             if isinstance(layer, KVCache):

@@ -10,7 +10,8 @@ tiles of rows run over them.
 
 from __future__ import annotations
 
-from millrace.native.emit import FLOAT, LANES, Emitter, Value, long, same
+from millrace.native.compile import multiplies_by_lanes
+from millrace.native.emit import FLOAT, LANES, Emitter, Value, long, same, vector
 from millrace.native.formats import Format
 
 SUMS = 32
@@ -158,12 +159,18 @@ def tile(
     parts = list(inner.carried)
     at = e.at(source, e.times(inner.index, unrolled * blocks * VECTOR))
     k = e.at(first, e.times(inner.index, unrolled * FLOAT_BYTES))
+    runs: list[Value] = []
+    if multiplies_by_lanes():
+        runs = [e.load(e.at(row, k), vector(FLOAT, unrolled)) for row in inputs]
     for step in range(unrolled):
         loaded = [
             e.load(e.at(at, (step * blocks + n) * VECTOR), align=VECTOR) for n in range(blocks)
         ]
         for m in range(rows):
-            each = e.spread_at(e.at(inputs[m], k, step * FLOAT_BYTES))
+            if runs:
+                each = e.lane(runs[m], step)
+            else:
+                each = e.spread_at(e.at(inputs[m], k, step * FLOAT_BYTES))
             for n in range(blocks):
                 parts[m * blocks + n] = e.fma(loaded[n], each, parts[m * blocks + n])
     parts = inner.close(parts)

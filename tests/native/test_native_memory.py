@@ -17,6 +17,7 @@ from native_models import VOCAB, Kind, plain_cache, random_tokens, run
 
 from millrace.engine.memory import Rectangle
 from millrace.engine.runner import Runner
+from millrace.native import library
 
 HERE = Path(__file__).parent
 
@@ -31,6 +32,18 @@ def test_no_kernel_leaves_its_memory() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "no kernel left its memory" in done.stdout
+
+
+@pytest.mark.parametrize("first", [10, 100, 150])
+def test_padded_rows_have_room(first: int) -> None:
+    """As many tokens as there is room for, where that is no whole number of tiles."""
+    model = Kind().native()
+    run(model, random_tokens(first))
+    assert model._buffers is not None
+    count = model._buffers.tokens
+    run(model, random_tokens(count))
+    assert model._buffers.tokens >= library.padded_rows(count)
+    assert len(model._buffers.logits) >= library.padded_rows(count)
 
 
 @pytest.mark.parametrize("width", [33, 47, 50])
