@@ -280,7 +280,13 @@ def _copied(array: mx.array, move: Move) -> mx.array:
 def _refilled(new: mx.array, old: mx.array | None, rows: int, width: int) -> mx.array:
     """New memory with what the first slots of the old hold."""
     if old is not None and width:
-        new[:rows, :, :width] = old[:rows, :, :width]
+        kept = old[:rows, :, :width]
+        if kept.shape == new.shape:
+            # Writing all of an array makes it another name for what is written, and that would hold on to
+            # all of the old memory.
+            new = mx.contiguous(kept)
+        else:
+            new[:rows, :, :width] = kept
     mx.eval(new)
     return new
 
