@@ -64,6 +64,9 @@ class Runner:
         self._at_once = not recurring
         """Nothing is in flight on a device of its own: what moves in memory moves when it is told to,
         layer by layer, so that no two states of the whole batch are held."""
+        self._launch = mx.async_eval if recurring else mx.eval
+        """Has what moves in memory moved by itself, so that a step's launches are those of every step: a
+        device that keeps the plans of whole launches would make new ones for all that follow."""
         self.adapters = slots_of(model)
         if used is None:
             used = make_prompt_cache(model)
@@ -114,6 +117,7 @@ class Runner:
         """Go on with a prompt from state that is there already, with room for so many tokens."""
         for i, shape in self._shapes.items():
             caches[i] = shape.widened(caches[i], width, own=self._in_place)
+        self._launch([c.state for c in caches])
         self._prompts[job] = caches
 
     def prompt_state(self, job: int) -> PromptState:
@@ -309,8 +313,7 @@ class Runner:
                 self._batch[i] = merged
             else:
                 mine.extend(merged)
-        if self._at_once:
-            mx.eval([cache.state for cache in copying])
+        self._launch([cache.state for cache in copying])
         slots = (cache for cache in self._batch if isinstance(cache, SlotKVCache))
         self.unsettled = any(cache.size != self._size for cache in slots)
         self._positions.lens += [length] * copies
@@ -331,6 +334,7 @@ class Runner:
         slots = [cache for cache in self._batch if isinstance(cache, SlotKVCache)]
         if moves:
             move_rows(slots, moves, at_once=self._at_once)
+            self._launch([cache.state for cache in slots])
         for cache in self._batch:
             if not isinstance(cache, SlotKVCache):
                 cache.filter(index)
