@@ -21,6 +21,7 @@ from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from millrace.engine.matching import GrammarFault, check, compiled, guarded, load_tokenizer
 from millrace.errors import ModelError
 from millrace.models.ends import end_ids
+from millrace.niceness import yield_to_others
 from millrace.protocol import LazyGrammar, Submit
 
 _KEPT_GRAMMARS = 128
@@ -97,6 +98,8 @@ class Grammars:
         return None if key is None else self._row(request, key, generated)
 
     def _compile(self) -> None:
+        # Where cores are few, a step waits for each of its own threads that is not on one.
+        yield_to_others()
         while True:
             self._prepare(*self._work.get())
 
