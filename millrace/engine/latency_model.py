@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping
 
 from millrace.engine.chunkcost import GUESSED_WORTH, SMALLEST_CHUNK, ChunkCost
-from millrace.engine.smoothness import UNSEEN, longest_gap, longest_step
+from millrace.engine.smoothness import CALM_STEPS, UNSEEN, longest_gap, longest_step
 
 GAP_IN_STEPS_TO_COME = 1.5
 GAP_AMONG_MORE = 1.25
@@ -107,7 +107,8 @@ class LatencyModel:
         self.promised = self.promised_step = math.inf
         if company is not None and self._steps:
             self.promised = self.smooth(company)
-            self.promised_step = longest_step(self._usual_step(company))
+            usual = self._usual_step(company)
+            self.promised_step = min(longest_step(usual), CALM_STEPS * (usual + self._usual_extra))
 
     def smooth(self, company: int) -> float:
         """Seconds that a gap may take beside steps of so many rows."""

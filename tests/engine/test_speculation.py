@@ -60,12 +60,16 @@ def test_guesses_that_hold_are_worth_more_tokens() -> None:
     assert speculation.width([(0.5, 8)], 16) == 0
 
 
-def _settled(width_seconds: dict[int, float]) -> tuple[LatencyModel, Speculation]:
-    """Four settled streams with steps of 50 ms, and steps with guesses that took so long."""
+def _settled(
+    width_seconds: dict[int, float], used_to: float = 0.0
+) -> tuple[LatencyModel, Speculation]:
+    """Four settled streams with steps of 50 ms, which guesses have made longer by what they are `used_to`,
+    and steps with guesses that took so long."""
     latency = LatencyModel(512)
     speculation = Speculation(4, latency)
     for _ in range(100):
         latency.saw_step(4, 0.05)
+        latency.saw_guesses(4, used_to)
         for width, seconds in width_seconds.items():
             speculation.saw_step(4 * (1 + width), seconds)
     latency.promise(4)
@@ -79,6 +83,10 @@ def test_settled_streams_are_kept_from_guesses_that_are_felt() -> None:
     latency, speculation = _settled({})
     assert speculation.width(SURE, 4) == 1
     speculation.saw_step(8, 0.08)
+    assert speculation.width(SURE, 4) == 1
+    latency, speculation = _settled({1: 0.1})
+    assert speculation.width(SURE, 4) == 0, "twice as long, and a bad moment makes it three times"
+    latency, speculation = _settled({1: 0.08}, used_to=0.03)
     assert speculation.width(SURE, 4) == 2, "one more than has been seen"
     speculation.saw_step(12, 0.11)
     speculation.saw_step(16, 0.15)
@@ -89,7 +97,10 @@ def test_settled_streams_are_kept_from_guesses_that_are_felt() -> None:
 
 
 def test_a_slow_moment_allows_no_longer_guesses() -> None:
-    latency, speculation = _settled({1: 0.08, 2: 0.11, 3: 0.15, 4: 0.2})
+    seconds = {1: 0.08, 2: 0.11, 3: 0.15, 4: 0.2}
+    latency, speculation = _settled(seconds)
+    assert speculation.width(SURE, 4) == 1
+    latency, speculation = _settled(seconds, used_to=0.02)
     assert speculation.width(SURE, 4) == 2
     for _ in range(10):
         latency.saw_step(4, 0.09)  # another program has one of the cores
