@@ -11,7 +11,7 @@ GAP_IN_STEPS = 2.5
 LEAST_GAP_IN_STEPS = 1.5
 """The same where a step alone is seen."""
 CALM_STEPS = 1.7
-"""Steps as streams know them that one with guesses may take when all is quiet: where cores are few, whatever
+"""Steps as streams know them that one with guesses may take when all is quiet: where cores are few, what
 else needs one for a moment makes it nearly twice as long."""
 UNSEEN = 0.28
 """Seconds of a gap that few notice."""
