@@ -140,7 +140,8 @@ class Executor:
         for operation in turn.operations:
             self._carry_out(operation)
         if self._runner.unsettled:
-            self._in_step(lambda: self._runner.settle(1, part=True))
+            alone = not any(isinstance(each, Chunk) for each in turn.operations)
+            self._in_step(lambda: self._runner.settle(1, part=True, alone=alone))
         self._outcome.settled = not self._runner.unsettled
         if not self._outcome.rows:
             self._last_read = None

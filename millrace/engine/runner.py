@@ -29,9 +29,9 @@ _MOST_A_STEP = 3
 """Tokens that a row that guesses becomes longer by with a step."""
 _PARTS = 32
 """Into so many parts, at most, the work is cut when a batch's memory becomes larger before it must be."""
-_PART_BYTES = 1 << 24
-"""What a part has at least, where layers are small: memory that is new takes a system a millisecond for
-every one or two of its megabytes."""
+_PART_BYTES, _PART_BYTES_ALONE = 16 << 20, 48 << 20
+"""What a part has at least, where layers are small, beside a chunk and without: memory that is new takes a
+system a millisecond for every one or two of its megabytes."""
 
 ForwardPass = Callable[[Any, mx.array, list[Any]], mx.array]
 """Runs a chunk of tokens through a model on top of caches; returns its logits."""
@@ -248,11 +248,11 @@ class Runner:
         self._size = size
         self.unsettled = True
 
-    def settle(self, tokens: int = 0, *, part: bool = False) -> None:
+    def settle(self, tokens: int = 0, *, part: bool = False, alone: bool = False) -> None:
         """Have as much memory as was told, for so many more tokens of each row at least.
 
         What those do not need yet may come some layers at a time, a `part` with each call, so that no step
-        waits for the whole batch to be copied.
+        waits for the whole batch to be copied: a larger one where the step has nothing else beside it.
         """
         if not self.unsettled:
             return
@@ -264,7 +264,8 @@ class Runner:
         if late and rows and self._at_once and waits:
             if not part:
                 return
-            at_once = _PART_BYTES // max(1, max(c.bytes_of(self._size) for c in late))
+            size = _PART_BYTES_ALONE if alone else _PART_BYTES
+            at_once = size // max(1, max(c.bytes_of(self._size) for c in late))
             # All have come before a row needs them.
             room = min(c.size.width for c in late) - width
             steps = max(1, min(_PARTS, room // _MOST_A_STEP))

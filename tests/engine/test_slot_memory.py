@@ -78,6 +78,16 @@ def test_memory_that_is_not_needed_yet_comes_some_layers_at_a_time(runner: Runne
     assert not runner.unsettled and _keys(runner, 5) == kept
 
 
+@pytest.mark.parametrize(("alone", "at_once"), [(False, 1), (True, 3)])
+def test_more_of_it_comes_where_nothing_else_is_beside_a_step(
+    runner: Runner, alone: bool, at_once: int
+) -> None:
+    size = Rectangle(8, 2 * ROW)  # a layer of it is 16 MiB
+    runner.reserve(size)
+    runner.settle(1, part=True, alone=alone)
+    assert [cache.size for cache in runner._batch].count(size) == at_once
+
+
 def test_rows_come_and_go_while_memory_for_others_comes(runner: Runner) -> None:
     kept = [_keys(runner, row) for row in range(8)]
     runner.reserve(Rectangle(64, 2 * ROW))
