@@ -41,7 +41,8 @@ _APART = 2
 _GUESSED_TOKEN = 1 / 16
 """How much of a step a prompt token takes, before it has been measured."""
 GOOD_DEAL = 4
-"""How many times what a chunk costs by itself its tokens should cost, where nobody has settled."""
+"""How many times what a chunk costs by itself its tokens should cost, where nobody has settled and few
+wait."""
 _CLEARLY = 1.2
 _LESS = 4
 """How many times smaller than is worth it a chunk may be for the sake of settled streams."""
@@ -185,7 +186,7 @@ class LatencyModel:
             # The prompt at hand is one of those that come: alone, it changes nothing.
             to_come = self.step(running + max(0, coming - 1)) + self._extra
             target = max(longest_gap(step + self._extra), GAP_IN_STEPS_TO_COME * to_come)
-            if coming >= max(_MANY, _MANY_PER_RUNNING * running):
+            if self._pressed(running, coming):
                 target = max(target, GAP_UNDER_PRESSURE)
             target = min(target, max(self.promised, GAP_AMONG_MORE * step) + self._extra)
         spare = target - step - self._extra
@@ -201,11 +202,17 @@ class LatencyModel:
                 tokens = max(tokens, min(self._worthwhile(step), GROWTH * self._cost.largest))
             # Where kernels compute whole tiles, a gap that few notice may as well be a good deal.
             if self._grain > 1 and self.promised == math.inf and self._max_stall is None:
-                deal = min(
-                    GOOD_DEAL * max(self._cost.worth, self._grain), GROWTH * self._cost.largest
-                )
-                tokens = max(tokens, min(deal, self._cost.within(UNSEEN - step, self._chunk)))
+                deal: float = GROWTH * self._cost.largest
+                if not self._pressed(running, coming):
+                    deal = min(deal, GOOD_DEAL * max(self._cost.worth, self._grain))
+                unseen = self._cost.within(UNSEEN - step - self._extra, self._chunk)
+                tokens = max(tokens, min(deal, unseen))
         return max(SMALLEST_CHUNK, min(self._chunk, int(tokens)))
+
+    @staticmethod
+    def _pressed(running: int, coming: int) -> bool:
+        """Whether many wait."""
+        return coming >= max(_MANY, _MANY_PER_RUNNING * running)
 
     def _worthwhile(self, step: float) -> float:
         """Tokens of a chunk that is worth what it costs by itself; somewhat fewer, where settled streams

@@ -8,9 +8,6 @@ from millrace.native import attention, lowrank, stages
 from millrace.native.compile import Body, Code, compile_kernels, multiplies_by_lanes, processor
 from millrace.native.formats import Format
 
-STREAMED = (1, 2, 4, 8)
-"""Rows for which weights are streamed; other numbers are padded to these."""
-
 
 @cache
 def tile_shape() -> tuple[int, int]:
@@ -18,6 +15,13 @@ def tile_shape() -> tuple[int, int]:
     if multiplies_by_lanes():
         return 5, 1  # the inputs of every row stay in registers as well
     return (12, 2) if "+avx512f" in processor()[1].split(",") else (6, 1)
+
+
+@cache
+def streamed_rows() -> tuple[int, ...]:
+    """Rows for which weights are streamed; other numbers up to the most of them are padded to these."""
+    # NEON's registers do not hold the sums of eight.
+    return (1, 2, 4) if multiplies_by_lanes() else (1, 2, 4, 8)
 
 
 def streamed_blocks(rows: int) -> int:
@@ -28,7 +32,7 @@ def streamed_blocks(rows: int) -> int:
 
 def padded_rows(rows: int) -> int:
     """Rows that run where so many are wanted."""
-    for count in STREAMED:
+    for count in streamed_rows():
         if rows <= count:
             return count
     tile = tile_shape()[0]
@@ -37,10 +41,10 @@ def padded_rows(rows: int) -> int:
 
 @cache
 def of_format(form: Format) -> Code:
-    """A format's stages: streamed1 … streamed8, tiled and embedded."""
+    """A format's stages: streamed1, streamed2 …, tiled and embedded."""
     kernels: dict[str, Body] = {
         f"streamed{count}": partial(stages.streamed, form, count, streamed_blocks(count))
-        for count in STREAMED
+        for count in streamed_rows()
     }
     kernels["tiled"] = partial(stages.tiled, form, *tile_shape())
     kernels["embedded"] = partial(stages.embedded, form)

@@ -36,7 +36,7 @@ def product(
 ) -> Stage:
     """So many padded rows times a matrix."""
     code = library.of_format(matrix.form).address
-    if rows in library.STREAMED:
+    if rows in library.streamed_rows():
         function, blocks = code[f"streamed{rows}"], library.streamed_blocks(rows)
     else:
         function, blocks = code["tiled"], library.tile_shape()[1]

@@ -203,5 +203,6 @@ def test_chunks_of_new_streams_are_a_good_deal_on_a_slow_processor() -> None:
         tokens = model.chunk(200, 2, 1)
         model.saw_chunk(tokens, 0.043 + 0.00525 * tokens)
     assert 24 <= model.limit(2, 1) <= 45, "up to a gap that few notice"
+    assert 0.9 * 39 <= model.limit(2, 8) <= 1.1 * 39, "all of such a gap, where many wait"
     model.promise(4)
     assert model.limit(2, 1) < 24

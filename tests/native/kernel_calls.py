@@ -152,7 +152,7 @@ def multiply(
     count, inputs = x.shape
     rows, width = library.padded_rows(count), matrix.blocks * LANES
     code = library.of_format(matrix.form).address
-    if rows in library.STREAMED:
+    if rows in library.streamed_rows():
         function, blocks = code[f"streamed{rows}"], library.streamed_blocks(rows)
     else:
         function, blocks = code["tiled"], library.tile_shape()[1]
