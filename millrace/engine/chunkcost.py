@@ -8,7 +8,8 @@ the machine's pace as the others show it, and is forgotten when it has become ol
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 
 GUESSED_WORTH = 24
 """How many tokens cost what a chunk costs by itself, until chunks of two sizes have been seen."""
@@ -17,6 +18,9 @@ _TRY = 3 * SMALLEST_CHUNK
 """Tokens of a chunk that is to show what a token adds."""
 SMALL = 32
 """Tokens of a chunk that shows what a chunk costs by itself."""
+_SURE, _SURE_FOR = 3, 16
+"""Small chunks that must have been seen before they are thought to be dear, and chunks after which one is
+tried again: a single one may have met a bad moment, and would never be tried otherwise."""
 _WEIGHT = 0.3
 """What the latest chunk counts for among those of its size."""
 _PACE_WEIGHT = 0.1
@@ -36,6 +40,8 @@ class _Seen:
     tokens: float
     seconds: float
     age: int = 0
+    latest: deque[float] = field(default_factory=lambda: deque(maxlen=_SURE))
+    """What the last of them took."""
 
 
 class ChunkCost:
@@ -73,10 +79,19 @@ class ChunkCost:
     @property
     def least(self) -> float | None:
         """What the smallest chunk takes, judged from small ones; None if there was none lately."""
-        small = [s for s in self._seen.values() if s.tokens <= SMALL]
+        small = self._small()
         added = self.token if len(self._points) > 1 else 0.0
-        beyond = (s.seconds - added * max(0.0, s.tokens - SMALLEST_CHUNK) for s in small)
+        beyond = (min(s.latest) - added * max(0.0, s.tokens - SMALLEST_CHUNK) for s in small)
         return max(0.0, min(beyond)) if small else None
+
+    @property
+    def sure(self) -> bool:
+        """Whether enough small chunks were seen lately to tell what they take."""
+        small = self._small()
+        return sum(len(s.latest) for s in small) >= _SURE and min(s.age for s in small) <= _SURE_FOR
+
+    def _small(self) -> list[_Seen]:
+        return [s for s in self._seen.values() if s.tokens <= SMALL]
 
     @property
     def worth(self) -> int:
@@ -124,6 +139,7 @@ class ChunkCost:
         mine = self._seen.setdefault(size, _Seen(tokens, seconds))
         mine.tokens += _WEIGHT * (tokens - mine.tokens)
         mine.seconds += _WEIGHT * (seconds - mine.seconds)
+        mine.latest.append(seconds)
         mine.age = 0
         self._seen = {n: seen for n, seen in self._seen.items() if seen.age <= _FORGOTTEN}
         self._points = self._line()  # asked for many times a turn

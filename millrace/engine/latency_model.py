@@ -198,7 +198,7 @@ class LatencyModel:
             tokens = min(tokens, GROWTH * self._cost.largest)
             # Where even a small chunk takes more than the gap, small ones only make more gaps.
             least = self._cost.least
-            if least is not None and least > _CLEARLY * spare:
+            if least is not None and least > _CLEARLY * spare and self._cost.sure:
                 tokens = max(tokens, min(self._worthwhile(step), GROWTH * self._cost.largest))
             # Where kernels compute whole tiles, a gap that few notice may as well be a good deal.
             if self._grain > 1 and self.promised == math.inf and self._max_stall is None:

@@ -206,3 +206,23 @@ def test_chunks_of_new_streams_are_a_good_deal_on_a_slow_processor() -> None:
     assert 0.9 * 39 <= model.limit(2, 8) <= 1.1 * 39, "all of such a gap, where many wait"
     model.promise(4)
     assert model.limit(2, 1) < 24
+
+
+def test_one_small_chunk_in_a_bad_moment_is_no_reason_for_large_ones() -> None:
+    """Small chunks that seem dear would not be tried again, and all others felt by settled streams."""
+    model = LatencyModel(512, grain=12)
+
+    def seconds(tokens: int) -> float:
+        return 0.03 + 0.0015 * tokens
+
+    model.saw_chunk(56, seconds(56))
+    for _ in range(100):
+        model.saw_step(4, 0.03)
+    model.promise(4)
+    model.saw_chunk(19, 0.6)
+    gaps = []
+    for _ in range(40):
+        tokens = model.chunk(4000, 4, 1)
+        model.saw_chunk(tokens, seconds(tokens))
+        gaps.append(seconds(tokens))
+    assert max(gaps) < 0.15
