@@ -14,8 +14,9 @@ from typing import NamedTuple, Protocol
 
 from millrace.engine.smoothness import longest_step
 
-RUNS = (4, 3, 2, 1)
-"""How many last tokens must have stood together before; the longest run that has is the best guide."""
+LONGEST = 4
+"""How many last tokens, at most, are looked for: the longest run that stood before is the best guide."""
+_TOKEN_BITS = 24
 HOPED = 0.04
 """What a guessed token is thought to add to a step until it has been seen, in plain steps."""
 HOPEFUL = {4: 0.8, 3: 0.7, 2: 0.5, 1: 0.3}
@@ -39,27 +40,33 @@ class Lookup:
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
-        self._last: dict[tuple[int, ...], int] = {}
-        """The place after each run of tokens, when it stood there last."""
+        self._last: dict[int, int] = {}
+        """The place after each run of tokens, when it stood there last. A run is one number, which takes
+        half of what a tuple does: a long prompt has four for each of its tokens."""
 
     def __len__(self) -> int:
         return len(self._tokens)
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Take more text. The end itself is not entered yet: it must be found further up."""
-        begin = len(self._tokens)
-        self._tokens.extend(tokens)
-        for n in RUNS:
-            for end in range(max(n, begin), len(self._tokens)):
-                self._last[tuple(self._tokens[end - n : end])] = end
+        text, last = self._tokens, self._last
+        begin = len(text)
+        text.extend(tokens)
+        for end in range(max(1, begin), len(text)):
+            run = 0
+            for at in range(end - 1, max(-1, end - 1 - LONGEST), -1):
+                run = run << _TOKEN_BITS | text[at] + 1
+                last[run] = end
 
     def guess(self, count: int) -> Guess:
         """Up to `count` tokens that followed the last ones before."""
-        for n in RUNS:
-            at = self._last.get(tuple(self._tokens[-n:])) if len(self._tokens) >= n else None
-            if at is not None:
-                return Guess(self._going_on(at, count), n)
-        return NO_GUESS
+        found, length, run = None, 0, 0
+        for n, token in enumerate(reversed(self._tokens[-LONGEST:]), 1):
+            run = run << _TOKEN_BITS | token + 1
+            if (at := self._last.get(run)) is None:
+                break  # no longer run did stand there either
+            found, length = at, n
+        return NO_GUESS if found is None else Guess(self._going_on(found, count), length)
 
     def _going_on(self, at: int, count: int) -> list[int]:
         """What stands from `at` on; past the end, what has just been guessed is gone on with."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tiny import VOCAB, build
 
 from millrace.engine.latency_model import LatencyModel
-from millrace.engine.speculation import HOPEFUL, RUNS, Guess, Guesser, Lookup, Speculation
+from millrace.engine.speculation import HOPEFUL, LONGEST, Guess, Guesser, Lookup, Speculation
 from millrace.protocol import Abort, Choice, Sampling, Submit
 
 AGAIN, GONE, OTHER, STOPS = range(100, 104)
@@ -30,7 +30,7 @@ def test_a_guess_is_what_followed_the_same_tokens_last(
     lookup.extend(rest)
     text = [*first, *rest]
     expected, run = [], 0
-    for n in RUNS:
+    for n in range(LONGEST, 0, -1):
         places = [e for e in range(n, len(text)) if text[e - n : e] == text[-n:]]
         if places and len(text) >= n:
             longer = list(text)
