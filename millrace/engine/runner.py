@@ -117,7 +117,6 @@ class Runner:
         """Go on with a prompt from state that is there already, with room for so many tokens."""
         for i, shape in self._shapes.items():
             caches[i] = shape.widened(caches[i], width, own=self._in_place)
-        self._launch([c.state for c in caches])
         self._prompts[job] = caches
 
     def prompt_state(self, job: int) -> PromptState:
