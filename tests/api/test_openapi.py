@@ -179,6 +179,7 @@ def _check_events(document: dict[str, Any], described: dict[str, Any], text: str
 
 CHAT: dict[str, Any] = {"messages": HELLO, "max_tokens": 3}
 RAW: dict[str, Any] = {"prompt": "Once", "max_tokens": 3}
+GENERATE: dict[str, Any] = {"text": ["Once", "A"], "sampling_params": {"max_new_tokens": 3}}
 KNOWN = [
     ("/v1/chat/completions", "post", CHAT | {"logprobs": True, "top_logprobs": 2, "n": 2}),
     ("/v1/chat/completions", "post", CHAT | {"stream": True, "logprobs": True}),
@@ -194,6 +195,11 @@ KNOWN = [
     ("/v1/responses", "post", {"input": "hi", "max_output_tokens": 16}),
     ("/v1/responses", "post", {"input": "hi", "max_output_tokens": 16, "stream": True}),
     ("/generate", "post", {"text": "Once", "sampling_params": {"max_new_tokens": 3}}),
+    ("/generate", "put", {"text": "Once", "sampling_params": {"max_new_tokens": 3, "n": 2}}),
+    ("/generate", "post", {"text": ["Once", "A"], "sampling_params": {"stop": "e"}, "stream": True}),
+    ("/generate", "post", GENERATE | {"return_logprob": True, "logprob_start_len": 0}),
+    ("/generate", "post", GENERATE | {"return_logprob": True, "logprob_start_len": 0, "stream": True,
+                                      "top_logprobs_num": 2, "return_text_in_logprobs": True}),
     ("/api/chat", "post", {"model": "tiny", "messages": HELLO, "options": {"num_predict": 3}}),
     ("/api/tags", "get", None),
     ("/v1/models", "get", None),

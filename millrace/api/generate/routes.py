@@ -14,6 +14,7 @@ from millrace.api.answer import DONE, KEEP_ALIVE, EventStream, as_json, data, wh
 from millrace.api.context import checked_id, request_id
 from millrace.api.errors import openai_error
 from millrace.api.generate import info, tokens
+from millrace.api.generate.answers import GenerateAnswer, GeneratedSoFar
 from millrace.api.generate.outputs import Outputs
 from millrace.api.generate.request import (
     PromptRequest,
@@ -39,7 +40,15 @@ _BORDER = Border(GenerateRequest, REFUSED, ADVISORY)
 
 @router.post("/generate")
 @router.put("/generate")
-@describe("sglang", "Continue prompts", body=GenerateRequest, stream=SSE, statuses=RUNS)
+@describe(
+    "sglang",
+    "Continue prompts",
+    body=GenerateRequest,
+    answer=GenerateAnswer,
+    stream=SSE,
+    event=GeneratedSoFar,
+    statuses=RUNS,
+)
 async def generate(http: HttpRequest) -> Response:
     asked = await _BORDER.read(http)
     wire, model = asked.wire, asked.model
