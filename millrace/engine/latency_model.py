@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping
 
 from millrace.engine.chunkcost import GUESSED_WORTH, SMALLEST_CHUNK, ChunkCost
-from millrace.engine.smoothness import CALM_STEPS, UNSEEN, longest_gap, longest_step
+from millrace.engine.smoothness import CALM_STEPS, UNSEEN, longest_gap, longest_step, used_to
 
 GAP_IN_STEPS_TO_COME = 1.5
 GAP_AMONG_MORE = 1.25
@@ -28,10 +28,10 @@ _MANY, _MANY_PER_RUNNING = 3, 0.5
 GROWTH = 2
 """A chunk is at most this many times as large as those before it: what larger ones take is a guess."""
 _EMA_WEIGHT = 0.3
-_RISING, _FALLING = 0.01, 0.1
-"""How fast what streams are used to becomes longer, and shorter."""
 _RELIEF, _DOUBT = 0.05, 1.5
 """How fast steps that were slow are forgotten, and what the first of a kind may yet turn out to take."""
+_CALM = 1.25
+"""How many times as long as usual steps may take in a moment that is not a bad one."""
 _SLOW_EMA_WEIGHT = 0.02
 _SHRINKING = 0.98
 _GUESSED_GROWTH = 0.2
@@ -62,6 +62,9 @@ class LatencyModel:
         """The same on the whole: a bad second does not change it."""
         self._slow: dict[int, float] = {}
         """The same as it was in the worst of the last moments."""
+        self._lateness = self._worst_lateness = 1.0
+        """How many times as long as usual steps take, with guesses and without, lately and in the worst
+        of the last moments."""
         self._cost = ChunkCost()
         self._extra = 0.0
         """What guesses make the longest steps longer by, lately: gaps that streams have anyway."""
@@ -85,15 +88,20 @@ class LatencyModel:
         self._steps[rows] = before + _EMA_WEIGHT * (seconds - before)
         slow = self._slow.get(rows, _DOUBT * seconds)
         self._slow[rows] = max(self._steps[rows], slow + _RELIEF * (self._steps[rows] - slow))
-        usual = self._usual.get(rows, seconds)
-        weight = _FALLING if seconds < usual else _RISING
-        self._usual[rows] = usual + weight * (min(seconds, 2 * usual) - usual)
+        usual = self._usual[rows] = used_to(self._usual.get(rows, seconds), seconds)
+        self.saw_lateness(seconds / usual if usual else 1.0)
+
+    def saw_lateness(self, times: float) -> None:
+        """A step took so many times as long as those like it do."""
+        self._lateness += _EMA_WEIGHT * (min(times, 2 * max(1.0, self._lateness)) - self._lateness)
+        relieved = self._worst_lateness + _RELIEF * (self._lateness - self._worst_lateness)
+        self._worst_lateness = max(self._lateness, relieved)
 
     def saw_guesses(self, rows: int, extra: float) -> None:
         """A step of so many rows was longer by this much, since they guessed ahead."""
         self._extra = max(extra, _SHRINKING * self._extra)
         # Nobody gets used to anything in a bad moment.
-        if self.slowness(rows) <= _DOUBT:
+        if self.calm(rows):
             self._usual_extra += _SLOW_EMA_WEIGHT * (extra - self._usual_extra)
 
     def saw_join(self, rows: int, joined: int, seconds: float, tokens: int = 0) -> None:
@@ -146,9 +154,14 @@ class LatencyModel:
         return self.slow_step(rows) * (1.0 if rows in self._steps else _DOUBT)
 
     def slowness(self, rows: int) -> float:
-        """How many times as long as usual such steps took in the worst of the last moments."""
+        """How many times as long as usual such steps, and any, took in the worst of the last moments."""
         usual = self._usual_step(rows)
-        return max(1.0, round(self.slow_step(rows) / usual, 6)) if usual else 1.0
+        slow = self.slow_step(rows) / usual if usual else 1.0
+        return max(1.0, round(slow, 6), round(self._worst_lateness, 6))
+
+    def calm(self, rows: int) -> bool:
+        """Whether such steps take no longer than usual."""
+        return self.slowness(rows) <= _CALM
 
     @property
     def most_rows(self) -> int:

@@ -88,9 +88,13 @@ class Learning:
         elif tokens:
             return
         elif self._speculation is not None and self._step > rows:
-            self._speculation.saw_step(self._step, outcome.gap)
+            slowness = self._latency.slowness(rows)
+            late = self._speculation.saw_step(self._step, outcome.gap, slowness)
+            self._latency.saw_lateness(late)
             # Without guesses it would have taken no longer.
             if outcome.gap < self._latency.step(rows):
                 self._latency.saw_step(rows, outcome.gap)
         else:
             self._latency.saw_step(rows, outcome.gap)
+            if self._speculation is not None and self._latency.calm(rows):
+                self._speculation.saw_calm()

@@ -19,6 +19,20 @@ UNSEEN_STEP = 0.2
 """The same of a step by itself: a chunk may come beside it."""
 
 
+SHORTER_SINCE, LONGER_SINCE = 8.0, 60.0
+"""Seconds in which streams get used to steps that have become shorter, and longer."""
+_CLEARLY, _AT_ONCE = 0.75, 0.1
+"""How much shorter a step is that no luck makes so short, and how fast that counts."""
+
+
+def used_to(before: float, seconds: float) -> float:
+    """What streams are used to after a step that took so long, one as long as `before` until then."""
+    weight = min(1.0, seconds / (SHORTER_SINCE if seconds < before else LONGER_SINCE))
+    if seconds < _CLEARLY * before:
+        weight = max(weight, _AT_ONCE)
+    return before + weight * (min(seconds, 2 * before) - before)
+
+
 def longest_gap(step: float) -> float:
     """What a gap may take, with other work in it, where a step takes so long."""
     return max(min(GAP_IN_STEPS * step, UNSEEN), LEAST_GAP_IN_STEPS * step)

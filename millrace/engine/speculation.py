@@ -9,10 +9,11 @@ one it would have been without. Pure: knows tokens, times and no model.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from millrace.engine.smoothness import longest_step
+from millrace.engine.smoothness import longest_step, used_to
 
 LONGEST = 4
 """How many last tokens, at most, are looked for: the longest run that stood before is the best guide."""
@@ -24,6 +25,9 @@ HOPEFUL = {4: 0.8, 3: 0.7, 2: 0.5, 1: 0.3}
 _EMA_WEIGHT = 0.2
 _FORGIVING = 0.01
 """How fast a row that guesses badly is trusted again."""
+_FORGETTING, _SURE_AFTER = 0.02, 3
+"""How fast steps that were slow in a bad moment are thought to be as fast as usual, and after how many of a
+kind it is known what they take."""
 
 
 class Guess(NamedTuple):
@@ -130,7 +134,7 @@ class Steps(Protocol):
         """How long a plain step with so many rows takes."""
 
     def slowness(self, rows: int) -> float:
-        """How many times as long as usual such steps took in the worst of the last moments."""
+        """How many times as long as usual steps took in the worst of the last moments."""
 
 
 class Speculation:
@@ -143,6 +147,10 @@ class Speculation:
         """Of all rows lately; where a new row begins."""
         self._seconds: dict[int, float] = {}
         """What steps with so many tokens took, guesses included."""
+        self._usual: dict[int, float] = {}
+        """The same on the whole: a bad moment does not change it."""
+        self._seen = Counter[int]()
+        """How often there was such a step."""
 
     def propose(self, rows: Sequence[Guessing]) -> list[list[int]]:
         """What to try for each row in the next step; nothing at all if it is not worth it."""
@@ -173,9 +181,24 @@ class Speculation:
             self._shares[run] = _learned(self._shares[run], guessed, right, _EMA_WEIGHT / 10)
             row.guesser.confirmed(guessed, right)
 
-    def saw_step(self, tokens: int, seconds: float) -> None:
+    def saw_step(self, tokens: int, seconds: float, slowness: float = 1.0) -> float:
+        """A step of so many tokens took this long, where all take so many times as long as usual; returns
+        how many times as long as usual that was."""
         before = self._seconds.get(tokens, seconds)
         self._seconds[tokens] = before + _EMA_WEIGHT * (min(seconds, 2 * before) - before)
+        self._seen[tokens] += 1
+        usual = self._usual.get(tokens, seconds / slowness)
+        sure = self._seen[tokens] > _SURE_AFTER
+        usual = self._usual[tokens] = used_to(usual, seconds) if sure else min(usual, seconds)
+        return seconds / usual if usual else 1.0
+
+    def saw_calm(self) -> None:
+        """A step without guesses took no longer than usual: neither would those with guesses that took long
+        when all did, and those that were seen only once or twice are tried again before long."""
+        for tokens, seconds in self._seconds.items():
+            sure = self._seen[tokens] >= _SURE_AFTER
+            soon = min(seconds, self._usual[tokens]) if sure else 0.0
+            self._seconds[tokens] = seconds + _FORGETTING * (soon - seconds)
 
     def extra(self, tokens: int, rows: int) -> float:
         """What guesses make a step longer by, when it has so many tokens in all."""

@@ -155,10 +155,13 @@ def test_what_streams_are_used_to_is_not_what_a_bad_second_brings() -> None:
         latency.saw_step(4, 0.09)
     assert latency.step(4) > 0.07
     assert latency.smooth(4) < 1.15 * GAP_IN_STEPS * 0.013
-    for _ in range(1000):
+    for _ in range(2000):
         latency.saw_step(4, 0.09)
     assert latency.smooth(4) > 0.9 * GAP_IN_STEPS * 0.09, "it gets used to what lasts"
     for _ in range(50):
+        latency.saw_step(4, 0.013)
+    assert latency.smooth(4) < 1.4 * GAP_IN_STEPS * 0.013
+    for _ in range(1000):
         latency.saw_step(4, 0.013)
     assert latency.smooth(4) < 1.1 * GAP_IN_STEPS * 0.013
 

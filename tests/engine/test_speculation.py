@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from tiny import VOCAB, build
 
 from millrace.engine.latency_model import LatencyModel
+from millrace.engine.learning import Learning
 from millrace.engine.speculation import HOPEFUL, LONGEST, Guess, Guesser, Lookup, Speculation
+from millrace.engine.turn import Outcome, RowResult
 from millrace.protocol import Abort, Choice, Sampling, Submit
 
 AGAIN, GONE, OTHER, STOPS = range(100, 104)
@@ -124,6 +126,31 @@ def test_a_slow_moment_allows_no_longer_guesses() -> None:
         latency.saw_step(4, 0.09)
     latency.promise(4)
     assert speculation.width(SURE, 4) == 2, "streams that are used to guesses keep them"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_guesses_and_a_busy_machine_do_not_add_up(seed: int) -> None:
+    """Streams that begin to repeat themselves while others need a core, for a quarter of a minute."""
+    dice = random.Random(seed)
+    latency = LatencyModel(512)
+    speculation = Speculation(4, latency)
+    learning = Learning(latency, speculation, pipelined=False)
+
+    def gap(shares: list[tuple[float, int]], slower: float) -> tuple[int, float]:
+        latency.promise(4)
+        width = speculation.width(shares, 4)
+        seconds = (0.026 + 0.01 * width) * slower * dice.choice([1.0, 1.05, 1.1])
+        learning.step(4, width)
+        learning.chunk(0, None)
+        rows = [RowResult(n, [1]) for n in range(4)]
+        learning.learn(Outcome(rows=rows, gap=seconds))
+        return width, seconds
+
+    alone = sorted(gap([], 1.0)[1] for _ in range(400))
+    beside = [gap(SURE, dice.choice([1.3, 1.4, 1.5, 1.6])) for _ in range(500)]
+    assert max(seconds for _, seconds in beside) < 2.5 * alone[-4]
+    quiet = [gap(SURE, 1.0) for _ in range(1000)]
+    assert sum(width for width, _ in quiet[500:]) > 500, "when all is quiet they guess again"
 
 
 def test_a_row_is_trusted_as_its_guesses_hold() -> None:
