@@ -187,6 +187,13 @@ class ModelError(MillraceError):
     status = 500
 
 
+class NoSuchModel(ModelError):
+    """There is no model of that name or path, here or where it would come from."""
+
+    code = "model_not_found"
+    status = 404
+
+
 class AdapterError(BadRequest):
     """An adapter that cannot be served: its folder is broken, or it is for another model."""
 

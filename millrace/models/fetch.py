@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from millrace.errors import ModelError
+from millrace.errors import ModelError, NoSuchModel
 from millrace.models import store
 
 FORMAT = 3
@@ -246,12 +246,12 @@ def hub_snapshot(name: str, progress: Progress) -> Path:
             f"Hugging Face page, log in with 'hf auth login', and run the command again."
         ) from None
     except errors.RepositoryNotFoundError:
-        raise ModelError(
+        raise NoSuchModel(
             f"Hugging Face has no public model '{name}'. Check the spelling; "
             f"if the model is private, log in with 'hf auth login'."
         ) from None
     except errors.HFValidationError:
-        raise ModelError(f"'{name}' is not a possible Hugging Face model id.") from None
+        raise NoSuchModel(f"'{name}' is not a possible Hugging Face model id.") from None
     except Exception as error:
         # The hub client's HTTP library, and with it the types of its errors, varies by version.
         raise _hub_failed(name, error) from error

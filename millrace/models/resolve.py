@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from millrace.errors import ModelError
+from millrace.errors import ModelError, NoSuchModel
 from millrace.models import store
 from millrace.models.fetch import Progress, build, default_gguf, hub_snapshot, is_ready, silent
 from millrace.models.store import Source
@@ -46,7 +46,10 @@ def resolve(name: str | None, *, progress: Progress = silent, download: bool = T
     """
     if name is None or name == DEFAULT:
         return _default(progress, download)
-    path = Path(name).expanduser()
+    try:
+        path = Path(name).expanduser()
+    except (RuntimeError, ValueError):  # the home of somebody who has none
+        raise NoSuchModel(f"There is no file or folder {name}. Check the path.") from None
     if os.path.isfile(path) or (path.suffix == ".gguf" and name.startswith(_PATH_STARTS)):
         return _file(path, progress)
     if name and os.path.isdir(path):
@@ -61,10 +64,10 @@ def resolve(name: str | None, *, progress: Progress = silent, download: bool = T
             f"org/name, or download the file and name its path."
         )
     if name.startswith(_PATH_STARTS) or name.endswith((".gguf", ".safetensors")):
-        raise ModelError(f"There is no file or folder {name}. Check the path.")
+        raise NoSuchModel(f"There is no file or folder {name}. Check the path.")
     if _HUB_ID.match(name):
         return _hub(name, progress, download)
-    raise ModelError(
+    raise NoSuchModel(
         f"There is no model '{name}'. On this machine: "
         f"{', '.join([DEFAULT, *(n for n in store.names() if n != DEFAULT)])}. Others can be "
         f"named by a folder, a GGUF file, or a Hugging Face id such as org/name."

@@ -117,7 +117,7 @@ def hub_folder(name: str) -> Path | None:
     repo = _hub_cache() / f"models--{name.replace('/', '--')}"
     try:
         commit = (repo / "refs" / "main").read_text().strip()
-    except OSError:
+    except (OSError, ValueError):  # no file has such a name
         return None
     folder = repo / "snapshots" / commit
     return folder if commit and folder.is_dir() else None

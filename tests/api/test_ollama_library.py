@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import ollama
 import pytest
@@ -44,6 +45,23 @@ def test_list_and_ps(client: ollama.Client, library: Server) -> None:
     assert (loaded.model, loaded.digest) == (listed.model, listed.digest)
     assert loaded.context_length == 8192 and loaded.expires_at and loaded.size
     assert client.generate(listed.model or "", "a", raw=True, options={"num_predict": 1}).done
+
+
+@pytest.mark.parametrize(
+    "name", ["/\0", "a/\0b", "~nobody-is-called-so", "~\0", "a/" + 5000 * "b", "\x9b/\0*"]
+)
+def test_names_that_no_file_can_have(library: Server, name: str) -> None:
+    calls = [("POST", "/api/show"), ("DELETE", "/api/delete"), ("POST", "/api/pull")]
+    for method, path in calls:
+        answer = library.http.request(method, path, json={"model": name, "stream": False})
+        assert answer.status_code in (400, 404), (path, answer.text)
+        assert answer.json()["error"]
+    for path in ("/v1/completions", "/v1/embeddings", "/models/load", "/models/unload"):
+        answer = library.post(path, {"model": name, "prompt": "a", "input": "a"})
+        assert answer.status_code in (400, 404), (path, answer.text)
+    for end in ("load", "unload"):
+        answer = library.post(f"/v1/models/{quote(name, safe='')}/{end}", {})
+        assert answer.status_code in (400, 404), (end, answer.text)
 
 
 def test_show(client: ollama.Client) -> None:

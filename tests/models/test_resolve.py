@@ -214,6 +214,14 @@ def test_other_addresses_are_no_models() -> None:
             resolve(address)
 
 
+@pytest.mark.parametrize(
+    "name", ["a/\0", "/\0", "./\0.gguf", "~nobody-is-called-so", "~\0", "\ud800/a"]
+)
+def test_names_that_no_file_can_have(name: str) -> None:
+    with pytest.raises(ModelError, match="There is no"):
+        resolve(name, download=False)
+
+
 def test_what_was_never_fetched_is_not_said_to_be_half_here() -> None:
     with pytest.raises(ModelError, match="is not on this machine. Fetch it"):
         resolve("org/name", download=False)

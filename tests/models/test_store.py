@@ -106,7 +106,7 @@ def test_removing(tmp_path: Path) -> None:
     assert store.local_models() == []
     with pytest.raises(ModelError, match="no model 'tiny'"):
         store.remove("tiny")
-    for name in ("", ".", "..", "../..", ".locks", "/"):
+    for name in ("", ".", "..", "../..", ".locks", "/", "a/\0", "\ud800/a", "a/" + 5000 * "b"):
         with pytest.raises(ModelError, match="no model"):
             store.remove(name)
 

@@ -39,7 +39,7 @@ class PullRequest(OllamaModelName):
 
 
 @router.post("/api/pull")
-@describe("ollama", "Fetch a model", body=PullRequest, stream=NDJSON, statuses=(*READS, 500))
+@describe("ollama", "Fetch a model", body=PullRequest, stream=NDJSON, statuses=(404, *READS, 500))
 async def pull(http: HttpRequest) -> Response:
     context = context_of(http)
     wire = convert(await read_object(http, context.config.max_body), PullRequest)
