@@ -127,6 +127,7 @@ class Generate(Endpoint):
         "include_stop": "sampling_params.no_stop_trim",
         "model": "model",
         "cache_salt": "cache_salt",
+        "timeout": "timeout",
     }
     end = "[DONE]"
 

@@ -140,6 +140,17 @@ def test_one_prompt_tells_all(tiny: Server, tokenizer: Tokenizer) -> None:
     assert _timeless(_chunks(tiny, body)[-1])["output_ids"] == answer["output_ids"]
 
 
+@pytest.mark.parametrize("text", ["Once", ["Once", "Twice"]])
+def test_a_call_ends_when_its_time_is_over(tiny: Server, text: str | list[str]) -> None:
+    long = {"text": text, "sampling_params": GREEDY | {"max_new_tokens": 4000, "ignore_eos": True}}
+    late = tiny.post("/generate", long | {"timeout": 0.01})
+    assert late.status_code == 504 and late.json()["error"]["code"] == "timeout"
+    assert until(lambda: not tiny.status()["requests"])
+    assert tiny.post("/generate", long | {"timeout": 0}).status_code == 400
+    short = {"text": text, "sampling_params": GREEDY, "timeout": 60}
+    assert tiny.post("/generate", short).status_code == 200
+
+
 def test_a_batch_is_a_list_and_its_chunks_have_an_index(tiny: Server) -> None:
     params = [GREEDY, GREEDY | {"max_new_tokens": 3}]
     body = {"text": ["Once", "Twice upon"], "sampling_params": params, "rid": ["a", "b"]}

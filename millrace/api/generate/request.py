@@ -114,6 +114,7 @@ def prompt_requests(
         request = _request(ids[i], prompt, params[i], model)
         request.media, request.pictures = raw.media, raw.pictures
         request.priority = wire.priority or 0
+        request.timeout = wire.timeout
         wire.cut(request)
         if name := adapters[i]:
             request.adapter = _adapter(model, name)

@@ -21,6 +21,7 @@ from millrace.serving.ranges import (
     Share,
     StopText,
     Temperature,
+    Timeout,
     TokenId,
     TopK,
     Unit,
@@ -74,6 +75,8 @@ class GenerateRequest(SpecPrefillFields, kw_only=True):
     return_text_in_logprobs: bool | None = None
     rid: str | list[str] | None = None
     priority: Priority | None = None
+    timeout: Timeout | None = None
+    """Seconds until the request ends with an error, all prompts of a batch."""
     cache_salt: Salt | list[Salt] | None = None
     extra_key: Salt | list[Salt] | None = None
     lora_path: str | list[str | None] | None = None
