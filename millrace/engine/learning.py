@@ -90,10 +90,11 @@ class Learning:
         elif self._speculation is not None and self._step > rows:
             slowness = self._latency.slowness(rows)
             late = self._speculation.saw_step(self._step, outcome.gap, slowness)
-            self._latency.saw_lateness(late)
-            # Without guesses it would have taken no longer.
             if outcome.gap < self._latency.step(rows):
+                # Without guesses it would have taken no longer.
                 self._latency.saw_step(rows, outcome.gap)
+            else:
+                self._latency.saw_lateness(late)
         else:
             self._latency.saw_step(rows, outcome.gap)
             if self._speculation is not None and self._latency.calm(rows):

@@ -17,9 +17,7 @@ UNSEEN = 0.28
 """Seconds of a gap that few notice."""
 UNSEEN_STEP = 0.2
 """The same of a step by itself: a chunk may come beside it."""
-
-
-SHORTER_SINCE, LONGER_SINCE = 8.0, 60.0
+_SHORTER_SINCE, _LONGER_SINCE = 8.0, 60.0
 """Seconds in which streams get used to steps that have become shorter, and longer."""
 _CLEARLY, _AT_ONCE = 0.75, 0.1
 """How much shorter a step is that no luck makes so short, and how fast that counts."""
@@ -27,7 +25,7 @@ _CLEARLY, _AT_ONCE = 0.75, 0.1
 
 def used_to(before: float, seconds: float) -> float:
     """What streams are used to after a step that took so long, one as long as `before` until then."""
-    weight = min(1.0, seconds / (SHORTER_SINCE if seconds < before else LONGER_SINCE))
+    weight = min(1.0, seconds / (_SHORTER_SINCE if seconds < before else _LONGER_SINCE))
     if seconds < _CLEARLY * before:
         weight = max(weight, _AT_ONCE)
     return before + weight * (min(seconds, 2 * before) - before)

@@ -208,12 +208,12 @@ class EngineClient:
         """Whether a request, or a part of a group, with this id is running."""
         return any(id in (r.id, r.id.partition("#")[0]) for r in self.in_flight.values())
 
-    def cancel(self, id: str) -> bool:
-        """End a request, or all parts of a group, with an error event; False if there is none."""
+    def cancel(self, id: str) -> int:
+        """End a request, or all parts of a group, with an error event; returns how many there were."""
         found = [r for r in self.in_flight.values() if id in (r.id, r.id.partition("#")[0])]
         for active in found:
             self._end(active, "cancelled", Cancelled("The request was cancelled."))
-        return bool(found)
+        return len(found)
 
     async def cache(self, *, clear: bool = False) -> CacheReport:
         """What the engine's prefix cache holds, after dropping it all if `clear` says so."""

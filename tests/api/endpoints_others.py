@@ -172,7 +172,7 @@ class Ollama(Endpoint):
         "include_stop": "options.include_stop_str_in_output",
         "schema": "format",
         "enable_thinking": "think",
-        **{w: w for w in ("model", "tools", "cache_salt")},
+        **{w: w for w in ("model", "tools", "cache_salt", "timeout")},
     }
     end = "done"
 

@@ -336,6 +336,14 @@ def test_aborting_is_an_end(tiny: Server) -> None:
     assert [c["meta_info"]["finish_reason"] is not None for c in chunks].count(True) == 1
     assert chunks[-1]["meta_info"]["finish_reason"]["type"] == "abort"
     assert tiny.post("/abort_request", {"abort_all": True}).json() == {"aborted": 0}
+
+    both = {"text": ["Once", "Twice"], "sampling_params": long, "rid": "both"}
+    asking = threading.Thread(target=lambda: _whole(tiny, both))
+    asking.start()
+    assert until(lambda: len(tiny.status()["requests"]) == 2)
+    named = tiny.post("/abort_request", {"rid": "both"})
+    assert named.json() == {"rid": "both", "aborted": 2}
+    asking.join(PATIENCE)
     _error(tiny.post("/abort_request", {}))
 
 

@@ -180,6 +180,23 @@ def test_an_error_in_the_middle_is_a_line(tiny: Server) -> None:
     assert not any(r.get("done") for r in rest)
 
 
+@pytest.mark.parametrize(
+    ("path", "body"), [("/api/generate", LONG), ("/api/chat", LONG | {"messages": HELLO})]
+)
+def test_a_request_ends_when_its_time_is_over(
+    tiny: Server, path: str, body: dict[str, Any]
+) -> None:
+    unread = {"prompt", "raw"} if path == "/api/chat" else set()
+    asked = {k: v for k, v in body.items() if k not in unread} | {"stream": False}
+    late = tiny.post(path, asked | {"timeout": 0.01})
+    assert late.status_code == 504 and "timeout of 0.01 seconds" in late.json()["error"]
+    assert until(lambda: not tiny.status()["requests"])
+    assert tiny.post(path, asked | {"timeout": 0}).status_code == 400
+    short = asked | {"options": {"num_predict": 2}, "timeout": 60, "priority": 1}
+    response = tiny.post(path, short)
+    assert response.status_code == 200 and "x-millrace-ignored" not in response.headers
+
+
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 def test_whoever_leaves_frees_the_place(tiny: Server, stream: bool) -> None:
     with (

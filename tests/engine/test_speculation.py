@@ -153,6 +153,23 @@ def test_guesses_and_a_busy_machine_do_not_add_up(seed: int) -> None:
     assert sum(width for width, _ in quiet[500:]) > 500, "when all is quiet they guess again"
 
 
+def test_a_step_says_once_how_late_it_was() -> None:
+    told: list[float] = []
+
+    class Told(LatencyModel):
+        def saw_lateness(self, times: float) -> None:
+            told.append(times)
+            super().saw_lateness(times)
+
+    latency = Told(512)
+    learning = Learning(latency, Speculation(4, latency), pipelined=False)
+    for width, seconds in ((0, 0.03), (2, 0.05), (2, 0.02)):  # the last is shorter than a plain one
+        learning.step(4, width)
+        learning.chunk(0, None)
+        learning.learn(Outcome(rows=[RowResult(n, [1]) for n in range(4)], gap=seconds))
+    assert len(told) == 3
+
+
 def test_a_row_is_trusted_as_its_guesses_hold() -> None:
     guesser = Guesser(HOPEFUL)
     guesser.guess = Guess([1, 2, 3, 4], 3)

@@ -94,9 +94,10 @@ async def abort_request(http: HttpRequest) -> Response:
         return as_json({"aborted": sum(found)})
     if not wire.rid:
         raise BadRequest("Give the 'rid' of the request, or abort_all: true.", param="rid")
-    if not any(c.cancel(wire.rid) for c in clients):
+    aborted = sum(c.cancel(wire.rid) for c in clients)
+    if not aborted:
         raise NotFound(f"No request with the id '{wire.rid}' is running.", param="rid")
-    return as_json({"rid": wire.rid, "aborted": 1})
+    return as_json({"rid": wire.rid, "aborted": aborted})
 
 
 @router.get("/flush_cache")

@@ -14,11 +14,13 @@ from millrace.serving.ranges import (
     MOST,
     BadWords,
     Positive,
+    Priority,
     RepetitionPenalty,
     Salt,
     Share,
     StopText,
     Temperature,
+    Timeout,
     TokenId,
     Top,
     TopK,
@@ -89,6 +91,9 @@ class OllamaCommon(SpecPrefillFields, kw_only=True):
     top_logprobs: Top | None = None
     cache_salt: Salt | None = None
     """Not Ollama's own: cached state is shared only with requests of the same salt."""
+    priority: Priority | None = None
+    timeout: Timeout | None = None
+    """Seconds until the request ends with an error; as priority, not Ollama's own."""
 
 
 class OllamaCalledFunction(msgspec.Struct):
