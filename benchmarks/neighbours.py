@@ -1,11 +1,11 @@
 """Gaps between tokens of four streams while others send what is large, or do not read.
 
-Four streams decode, first alone, and then beside one of: a prompt of ten megabytes, one that is just
-short enough to be tokenised, a grammar of 30,000 alternatives, a list of 20,000 choices, and 200 clients
-that ask for streams, with and without reading them. Each comes again and again while its time lasts, from
-another process, so that the gaps are the server's. Every gap of the streams is held against the 99th
-percentile of the same streams before. What the host took of the cores meanwhile is told: such gaps are not
-the server's.
+Four streams decode, first alone, and then beside one of: nothing, which shows what the machine's own noise
+is, a prompt of ten megabytes, one that is just short enough to be tokenised, a grammar of 30,000
+alternatives, a list of 20,000 choices, and 200 clients that ask for streams, with and without reading them.
+Each comes again and again while its time lasts, from another process, so that the gaps are the server's.
+Every gap of the streams is held against the 99th percentile of the same streams before. What the host took
+of the cores meanwhile is told: such gaps are not the server's.
 """
 
 from __future__ import annotations
@@ -215,6 +215,7 @@ def _disturbances(readers: int) -> dict[str, Disturbance]:
     grammar = "root ::= " + " | ".join(f'"{word}"' for word in words)
     asked = {"prompt": "Which one?", "max_tokens": 8}
     return {
+        "nothing": _nothing,
         "a 10 MB prompt": _posting({"prompt": _SENTENCE * 160_000}),
         "a 600 KB prompt": _posting({"prompt": _SENTENCE * 9_300}),
         "30,000 alternatives": _posting(asked | {"guided_grammar": grammar}),
@@ -222,6 +223,10 @@ def _disturbances(readers: int) -> dict[str, Disturbance]:
         f"{readers} readers": _Readers(readers, reads=True),
         f"{readers} slow readers": _Readers(readers, reads=False),
     }
+
+
+async def _nothing(url: str, gaps: Gaps) -> None:
+    await asyncio.Event().wait()
 
 
 def _posting(wanted: dict[str, object]) -> Disturbance:

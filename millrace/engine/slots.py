@@ -42,7 +42,7 @@ class Positions:
         self.uniform: int | None = None
         self.offset: int | mx.array = 0
         self._places: list[int] = []
-        self._index: tuple[mx.array, mx.array] | None = None
+        self._index: dict[int, tuple[mx.array, ...]] = {}
         self._masks: dict[int | None, mx.array | None] = {}
 
     def begin(self, tokens: int, slots: int | None) -> None:
@@ -63,20 +63,22 @@ class Positions:
             self.width = self._shapes.keys(longest + tokens)
             self._places = [*self.lens, *[0] * (self.rows - len(self.lens))]
             self.offset = mx.array(self._places, mx.int32)
-        self._index = None
+        self._index = {}
         self._masks = {}
 
     def end(self, advanced: Sequence[int]) -> None:
         """The step has been built or read: so many tokens of each row are good."""
         self.lens = [n + more for n, more in zip(self.lens, advanced, strict=True)]
 
-    def index(self) -> tuple[mx.array, mx.array]:
-        """Row and place of every token of the step, to go with a middle axis of heads."""
-        if self._index is None:
+    def index(self, heads: int) -> tuple[mx.array, ...]:
+        """Row, head and place of every token of the step, in one shape: layers have nothing to add."""
+        if heads not in self._index:
             rows = mx.arange(self.rows, dtype=mx.int32)[:, None, None]
             first = mx.array(self._places, mx.int32)[:, None, None]
-            self._index = rows, first + mx.arange(self.tokens, dtype=mx.int32)
-        return self._index
+            at = first + mx.arange(self.tokens, dtype=mx.int32)
+            each = mx.arange(heads, dtype=mx.int32)[:, None]
+            self._index[heads] = tuple(mx.broadcast_arrays(rows, each, at))
+        return self._index[heads]
 
     def mask(self, window: int | None, width: int) -> mx.array | None:
         """Which of `width` places a row may look at; None when all rows may look at all."""
@@ -194,10 +196,9 @@ class SlotKVCache:
             self.keys[:rows, :, uniform : self.at.width] = keys
             self.values[:rows, :, uniform : self.at.width] = values
         else:
-            row, at = self.at.index()
-            heads = mx.arange(keys.shape[1], dtype=mx.int32)[:, None]
-            self.keys[row, heads, at] = keys
-            self.values[row, heads, at] = values
+            index = self.at.index(keys.shape[1])
+            self.keys[index] = keys
+            self.values[index] = values
         width = self._looked_at
         return self.keys[:rows, :, :width], self.values[:rows, :, :width]
 
