@@ -27,6 +27,9 @@ _PACE_WEIGHT = 0.1
 """What it counts for among those of other sizes."""
 _FORGOTTEN = 64
 """Chunks of other sizes after which a size is no longer known."""
+_APART = 1.25
+"""How many times as large a chunk must be to tell what a token adds. Of nearly equal ones the later
+counts."""
 _LEAST_SHARE = 0.1
 """A token never counts for less than this part of a chunk's seconds per token."""
 _SHRINKING = 0.97
@@ -145,9 +148,15 @@ class ChunkCost:
         self._points = self._line()  # asked for many times a turn
 
     def _line(self) -> list[tuple[float, float]]:
-        points: list[tuple[float, float]] = []
+        apart: list[_Seen] = []
         for size in sorted(self._seen):
             seen = self._seen[size]
+            if not apart or seen.tokens >= _APART * apart[-1].tokens:
+                apart.append(seen)
+            elif seen.age < apart[-1].age:
+                apart[-1] = seen
+        points: list[tuple[float, float]] = []
+        for seen in apart:
             longest = points[-1][1] if points else 0.0
             points.append((seen.tokens, max(seen.seconds, longest)))
         return points

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from millrace.engine.chunkcost import ChunkCost
@@ -50,6 +50,8 @@ def test_others_get_a_share_that_shrinks_as_steps_become_long(short: float, long
     base=st.floats(0, 3), token=st.floats(1 / 300, 1 / 4), step=st.floats(0.005, 0.3),
     drift=st.floats(0.998, 1.002),
 )  # fmt: skip
+@example(base=0.1640625, token=0.005, step=0.0625, drift=1.001953125)  # 255 and 256 tokens by turns
+@settings(max_examples=300)
 def test_chunks_find_their_size_whatever_they_take(
     base: float, token: float, step: float, drift: float
 ) -> None:
