@@ -24,9 +24,10 @@ async def read_object(request: Request, limit: int) -> dict[str, Any]:
     body = await _read(request, limit)
     try:
         if len(body) < LARGE:
-            value = _bounded(body, msgspec.json.decode(body))
+            # Few brackets, few levels: a list of a million tokens need not be walked through.
+            value = _bounded(msgspec.json.decode(body), body.count(b"[") + body.count(b"{"))
         else:
-            value = await asyncio.to_thread(lambda: _bounded(body, decode_large(body)))
+            value = await asyncio.to_thread(lambda: _bounded(*decode_large(body)))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"The body is not valid JSON: {error}") from error
     except RecursionError as error:
@@ -37,10 +38,9 @@ async def read_object(request: Request, limit: int) -> dict[str, Any]:
     return value
 
 
-def _bounded(body: bytes, value: Any) -> Any:
+def _bounded(value: Any, containers: int) -> Any:
     """The value, if it has no more levels than a body may have."""
-    # Few brackets, few levels: a list of a million tokens need not be walked through.
-    if body.count(b"[") + body.count(b"{") > DEEPEST and _depth(value) > DEEPEST:
+    if containers > DEEPEST and _depth(value) > DEEPEST:
         raise BadRequest(f"The body is nested too deeply: it may have {DEEPEST} levels.")
     return value
 
