@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import msgspec
@@ -30,25 +31,26 @@ _MANY = 20_000
 _PIECE = 128 * 1024
 """Bytes that are decoded while nobody else can run."""
 _LOOK_BACK = 4096
+"""Bytes among which a place to cut is looked for, and what follows a text."""
 _PAIR = 12
 """Bytes of the longest escape, that of a character in two halves."""
 _QUOTE, _BACKSLASH, _COMMA = b'"\\,'
 _OPENING = b"{["
 
 
-class Span(NamedTuple):
-    """Where a text stands between its quotes."""
+class LongText(NamedTuple):
+    """Where one stands in a document, between its quotes."""
 
     start: int
     end: int
 
 
-class Parts(NamedTuple):
+class BodyParts(NamedTuple):
     containers: int
     """Objects and lists."""
     entries: int
     """About as many values are in them."""
-    long: list[Span]
+    long: list[LongText]
 
 
 def decode_large(data: bytes) -> tuple[Any, int]:
@@ -62,21 +64,19 @@ def decode_large(data: bytes) -> tuple[Any, int]:
         if found > most:
             raise BadRequest(f"The body has more than {most} {name}.")
     long = [span for span in parts.long if not _is_name(data, span)]
-    value = None
     if long and parts.entries <= _MANY:
-        try:
-            value = _in_pieces(data, long)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            value = None  # the whole tells where it is wrong
-    return msgspec.json.decode(data) if value is None else value, parts.containers
+        # Where it is malformed, decoding the whole tells where.
+        with suppress(msgspec.DecodeError, UnicodeDecodeError):
+            return _in_pieces(data, long), parts.containers
+    return msgspec.json.decode(data), parts.containers
 
 
-def count_parts(data: bytes) -> Parts:
+def count_parts(data: bytes) -> BodyParts:
     """What is in a document; stops where it is enough."""
     import numpy as np
 
     containers = entries = opened = 0
-    long: list[Span] = []
+    long: list[LongText] = []
     inside = escaped = False
     for start in range(0, len(data), _STRETCH):
         part = np.frombuffer(data, np.uint8, min(_STRETCH, len(data) - start), start)
@@ -99,7 +99,7 @@ def count_parts(data: bytes) -> Parts:
             bounds = np.concatenate([[opened], bounds])
         opens, closes = bounds[0::2], bounds[1::2]
         for i in np.flatnonzero(closes - opens[: len(closes)] > _LONG):
-            long.append(Span(int(opens[i]) + 1, int(closes[i])))
+            long.append(LongText(int(opens[i]) + 1, int(closes[i])))
         if len(opens) > len(closes):
             opened = int(opens[-1])
         within = (np.cumsum(quotes, dtype=np.int32) + inside) % 2 == 1
@@ -109,15 +109,15 @@ def count_parts(data: bytes) -> Parts:
         entries += int(np.count_nonzero(outside == _COMMA)) + 1
         if containers > MOST_CONTAINERS or entries > MOST_ENTRIES:
             break
-    return Parts(containers, entries, long)
+    return BodyParts(containers, entries, long)
 
 
-def _is_name(data: bytes, span: Span) -> bool:
+def _is_name(data: bytes, span: LongText) -> bool:
     """Whether the text is the name of a field."""
     return data[span.end + 1 : span.end + 1 + _LOOK_BACK].lstrip(b" \t\r\n")[:1] in (b":", b"")
 
 
-def _in_pieces(data: bytes, long: list[Span]) -> Any:
+def _in_pieces(data: bytes, long: list[LongText]) -> Any:
     """The document, its long texts decoded by themselves. Raises where it is malformed."""
     mark = os.urandom(16).hex()  # nobody can have written it into the document
     rest: list[bytes] = []
@@ -132,7 +132,7 @@ def _in_pieces(data: bytes, long: list[Span]) -> Any:
     return _put_back(value, texts)
 
 
-def _text(data: bytes, span: Span) -> str:
+def _text(data: bytes, span: LongText) -> str:
     pieces: list[str] = []
     at = span.start
     while at < span.end:

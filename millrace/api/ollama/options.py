@@ -43,11 +43,9 @@ def place(request: Request, wire: OllamaCommon, model: ServedModel) -> list[str]
     if wire.top_logprobs and not wire.logprobs:
         raise BadRequest("top_logprobs needs logprobs: true.", param="top_logprobs")
     wishes.seed = None if options.seed == -1 else options.seed
-    wishes.cache_salt, wishes.priority, wishes.timeout = (
-        wire.cache_salt,
-        wire.priority,
-        wire.timeout,
-    )
+    wishes.cache_salt = wire.cache_salt
+    wishes.priority = wire.priority
+    wishes.timeout = wire.timeout
     fill(request, wishes, model, _HERE)
     wire.cut(request)
     if options.num_predict is not None:
