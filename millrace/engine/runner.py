@@ -20,7 +20,15 @@ from millrace.cache.state import Layout
 from millrace.engine.measure import cost_of
 from millrace.engine.memory import NOTHING, Rectangle, StateCost
 from millrace.engine.shapes import Shapes
-from millrace.engine.slots import HELD_TWICE, LayerShape, Move, Positions, SlotKVCache, move_rows
+from millrace.engine.slots import (
+    HELD_TWICE,
+    LayerShape,
+    Move,
+    Positions,
+    SlotKVCache,
+    move_rows,
+    resize_all,
+)
 from millrace.engine.source import PromptState, RowState
 from millrace.models.adapters.slots import slots_of
 from millrace.models.rotations import Rotations, peek
@@ -32,6 +40,10 @@ _PARTS = 32
 _PART_BYTES, _PART_BYTES_ALONE = 16 << 20, 48 << 20
 """What a part has at least, where layers are small, beside a chunk and without: memory that is new takes a
 system a millisecond for every one or two of its megabytes."""
+
+_HELD_TWICE_BY_DEVICE = 64 << 20
+"""Bytes of the batch that a device copies into other memory at a time: it is waited for after each, and to
+wait for every layer costs a small model more than the copies."""
 
 ForwardPass = Callable[[Any, mx.array, list[Any]], mx.array]
 """Runs a chunk of tokens through a model on top of caches; returns its logits."""
@@ -230,6 +242,10 @@ class Runner:
         return len(self._positions.lens)
 
     @property
+    def _slots(self) -> list[SlotKVCache]:
+        return [cache for cache in self._batch if isinstance(cache, SlotKVCache)]
+
+    @property
     def lengths(self) -> list[int]:
         """Tokens of each row's state."""
         return self._positions.lens
@@ -255,9 +271,8 @@ class Runner:
         """
         if not self.unsettled:
             return
-        slots = [cache for cache in self._batch if isinstance(cache, SlotKVCache)]
         rows, width = len(self), max(self._positions.lens, default=0) + tokens
-        late = [cache for cache in slots if cache.size != self._size]
+        late = [cache for cache in self._slots if cache.size != self._size]
         for_now = late
         waits = all(_may_wait(cache, self._size, rows, width) for cache in late)
         if late and rows and self._at_once and waits:
@@ -269,21 +284,16 @@ class Runner:
             room = min(c.size.width for c in late) - width
             steps = max(1, min(_PARTS, room // _MOST_A_STEP))
             for_now = late[: max(1, at_once, -(-len(late) // steps))]
-        for cache in for_now:
-            cache.resize(self._size, rows)
-        self._positions.moved += 1
+        self._resize(for_now, rows)
         self.unsettled = len(for_now) < len(late)
 
     def give_back(self) -> None:
         """Let go at once of what the batch has beyond what it was told: somebody else gets it."""
         if not self.unsettled:
             return
-        slots = [cache for cache in self._batch if isinstance(cache, SlotKVCache)]
-        for cache in slots:
-            if cache.size.area > self._size.area:
-                cache.resize(self._size, len(self))
-                self._positions.moved += 1
-        self.unsettled = any(cache.size != self._size for cache in slots)
+        large = [cache for cache in self._slots if cache.size.area > self._size.area]
+        self._resize(large, len(self))
+        self.unsettled = any(cache.size != self._size for cache in self._slots)
 
     def join(self, job: int, copies: int, length: int, adapter: int = 0, delta: int = 0) -> None:
         """Add so many rows that go on from a prompt's state after `length` tokens, whose positions are
@@ -293,6 +303,9 @@ class Runner:
         self._positions.moved += 1
         if not self._batch:
             self._batch = self._empty_batch()
+        if self.unsettled and not self._at_once:
+            small = [c for c in self._slots if not c.size.holds(first + copies, length)]
+            self._resize(small, first)
         copying: list[SlotKVCache] = []
         held = 0
         for i, mine in enumerate(self._batch):
@@ -314,8 +327,7 @@ class Runner:
             else:
                 mine.extend(merged)
         self._launch([cache.state for cache in copying])
-        slots = (cache for cache in self._batch if isinstance(cache, SlotKVCache))
-        self.unsettled = any(cache.size != self._size for cache in slots)
+        self.unsettled = any(cache.size != self._size for cache in self._slots)
         self._positions.lens += [length] * copies
         self.row_adapters += [adapter] * copies
         self._deltas += [delta] * copies
@@ -331,16 +343,20 @@ class Runner:
         index = mx.array(order, mx.int32)
         moves = [Move(source, target, lens[source]) for target, source in enumerate(order)]
         moves = [move for move in moves if move.source != move.target and move.length]
-        slots = [cache for cache in self._batch if isinstance(cache, SlotKVCache)]
         if moves:
-            move_rows(slots, moves, at_once=self._at_once)
-            self._launch([cache.state for cache in slots])
+            move_rows(self._slots, moves, at_once=self._at_once)
+            self._launch([cache.state for cache in self._slots])
         for cache in self._batch:
             if not isinstance(cache, SlotKVCache):
                 cache.filter(index)
         self._positions.lens = [lens[i] for i in order]
         self.row_adapters = [self.row_adapters[i] for i in order]
         self._deltas = [self._deltas[i] for i in order]
+
+    def _resize(self, slots: Sequence[SlotKVCache], rows: int) -> None:
+        """Give layers the memory that was told, with what the first rows hold."""
+        resize_all(slots, self._size, rows, 0 if self._at_once else _HELD_TWICE_BY_DEVICE)
+        self._positions.moved += 1
 
     def empty(self) -> None:
         """Let go of the batch and its memory."""

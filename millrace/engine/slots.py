@@ -202,16 +202,21 @@ class SlotKVCache:
         width = self._looked_at
         return self.keys[:rows, :, :width], self.values[:rows, :, :width]
 
-    def resize(self, size: Rectangle, rows: int) -> None:
+    def resize(self, size: Rectangle, rows: int, *, wait: bool = True) -> None:
         """Take more memory or give some back; the first `rows` slots are in use.
 
-        Done when it returns, the values after the keys: the old memory is free before more is taken.
+        With `wait` it is done when this returns, the values after the keys: the old memory is free before
+        more is taken. Without, it is done with whatever is computed from it.
         """
         width = min(self.size.width, size.width) if rows else 0
         keys, values = self._shape.zeros(size.slots, size.width)
         self.size = size
         self.keys = _refilled(keys, self.keys, rows, width)
+        if wait:
+            mx.eval(self.keys)
         self.values = _refilled(values, self.values, rows, width)
+        if wait:
+            mx.eval(self.values)
 
     def join(self, first: int, row: KVCache, copies: int) -> None:
         """Put a prefilled row into slots first … first+copies-1."""
@@ -288,8 +293,23 @@ def _refilled(new: mx.array, old: mx.array | None, rows: int, width: int) -> mx.
             new = mx.contiguous(kept)
         else:
             new[:rows, :, :width] = kept
-    mx.eval(new)
     return new
+
+
+def resize_all(slots: Sequence[SlotKVCache], size: Rectangle, rows: int, most: int) -> None:
+    """Give layers other memory, as many at a time as hold no more than `most` bytes twice."""
+    some: list[SlotKVCache] = []
+    held = 0
+    for cache in slots:
+        each = cache.bytes_of(size)
+        if some and held + each > most:
+            mx.eval([c.state for c in some])
+            some, held = [], 0
+        cache.resize(size, rows, wait=each > most)
+        if each <= most:
+            some.append(cache)
+            held += each
+    mx.eval([c.state for c in some])
 
 
 def move_rows(slots: Sequence[SlotKVCache], moves: Sequence[Move], *, at_once: bool) -> None:

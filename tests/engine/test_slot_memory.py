@@ -17,6 +17,16 @@ ROW = 512
 
 @pytest.fixture
 def runner() -> Runner:
+    return _filled(recurring=False)
+
+
+@pytest.fixture
+def device() -> Runner:
+    """The same, told that steps run on a device of their own."""
+    return _filled(recurring=True)
+
+
+def _filled(*, recurring: bool) -> Runner:
     config = {
         "model_type": "llama", "hidden_size": 64, "intermediate_size": 64, "vocab_size": 128,
         "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "head_dim": SIZE,
@@ -24,7 +34,7 @@ def runner() -> Runner:
     }  # fmt: skip
     model = llama.Model(llama.ModelArgs.from_dict(config))
     mx.eval(model.parameters())
-    runner = Runner(model)
+    runner = Runner(model, recurring=recurring)
     runner.reserve(Rectangle(8, ROW))
     for job in range(8):
         _begin(runner, job, ROW)
@@ -129,3 +139,43 @@ def test_a_row_that_joins_is_not_held_twice(runner: Runner) -> None:
 
     assert _beside(runner, join) <= 2 * whole // LAYERS
     assert runner.nbytes == 2 * whole
+
+
+@pytest.mark.parametrize(
+    ("size", "waits"),
+    [
+        (Rectangle(8, 2 * ROW), 2),  # a layer of it is 16 MiB: four at a time
+        (Rectangle(8, ROW // 4 * 5), 2),  # 10 MiB: six and two
+        (Rectangle(64, 2 * ROW), 2 * LAYERS),  # 128 MiB: its keys and its values
+    ],
+)
+@pytest.mark.parametrize("joins", [False, True])
+def test_a_device_is_waited_for_after_many_small_layers_and_not_after_each(
+    device: Runner, monkeypatch: pytest.MonkeyPatch, size: Rectangle, waits: int, joins: bool
+) -> None:
+    kept = [_keys(device, row) for row in range(7)]
+    device.keep_rows(list(range(7)))
+    _begin(device, 8, ROW)
+    waited: list[object] = []
+    run = mx.eval
+
+    def wait(*arrays: object) -> None:
+        if arrays != ([],):
+            waited.append(arrays)
+        run(*arrays)
+
+    monkeypatch.setattr("millrace.engine.slots.mx.eval", wait)
+    device.reserve(size)
+    if joins:
+        device.join(8, 1, ROW + 1)
+    else:
+        device.settle(101)
+    monkeypatch.undo()
+    assert len(waited) == waits and not device.unsettled
+    assert [_keys(device, row) for row in range(7)] == kept
+
+
+def test_a_device_holds_few_layers_twice(device: Runner) -> None:
+    kept = _keys(device, 5)
+    assert _beside(device, lambda: device.reserve(Rectangle(8, 2 * ROW))) <= 64 << 20
+    assert _keys(device, 5) == kept
