@@ -23,6 +23,20 @@ for _ in range(3):
     del ring
     gc.collect()
     assert gone() is None, "what came since is found"
+
+kept, full = [], []
+gc.callbacks.append(lambda phase, info: full.append(info) if info["generation"] == 2 else None)
+while len(kept) < 60_000:
+    kept.append([])
+assert not full, "a crowd brings no search of everything"
+ring = Ring()
+gone = weakref.ref(ring)
+for _ in range(3):
+    kept += [[] for _ in range(8_000)]  # it is old now
+del ring
+while gone() is not None and len(kept) < 3_000_000:
+    kept.append([])
+assert gone() is None, "and some time there is one"
 """
 
 

@@ -115,3 +115,53 @@ async def _others() -> None:
 
 def test_only_requests_queue() -> None:
     asyncio.run(_others())
+
+
+async def _exodus() -> None:
+    """All leave while others queue at the entry."""
+    app = _App()
+    left: list[tuple[int, int]] = []
+    gone = asyncio.Event()
+
+    async def stay(scope: Scope, receive: Receive, send: Send) -> None:
+        await app(scope, receive, send)
+        assert (await receive())["type"] == "http.request", "what they send is not held up"
+        assert (await receive())["type"] == "http.disconnect"
+        left.append((scope["who"], app.round))
+
+    stile = TurnstileMiddleware(stay, share=1.0)
+    inside = 40
+
+    def client(who: int) -> asyncio.Task[None]:
+        sent = False
+
+        async def receive() -> Any:
+            nonlocal sent
+            if not sent:
+                sent = True
+                return {"type": "http.request"}
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        return asyncio.ensure_future(stile({"type": "http", "who": who}, receive, _nothing))
+
+    counting = asyncio.ensure_future(app.count())
+    first = [client(who) for who in range(inside)]
+    while len(app.came) < inside:
+        await asyncio.sleep(0)
+    later = [client(who) for who in range(inside, 5 * inside)]
+    gone.set()
+    begun = app.round
+    await asyncio.gather(*first)
+    counting.cancel()
+    rounds = [n for who, n in left if who < inside]
+    assert len(set(rounds)) == inside, "one in a round"
+    # Some of those who come meanwhile leave between them, and none waits for all who come.
+    assert rounds[-1] - begun < 3 * inside
+    for task in later:
+        task.cancel()
+    await asyncio.gather(*later, return_exceptions=True)
+
+
+def test_a_crowd_leaves_one_by_one_and_does_not_queue_behind_those_who_come() -> None:
+    asyncio.run(_exodus())

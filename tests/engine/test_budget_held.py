@@ -22,7 +22,7 @@ def model() -> Any:
 
 @pytest.fixture(autouse=True)
 def exact() -> Iterator[None]:
-    """MLX leaves an array in a buffer that is larger than it, if it has one that was freed: it keeps none."""
+    """MLX keeps no freed buffers, in which it would leave arrays that are smaller than they."""
     limit = mx.set_cache_limit(0)
     yield
     mx.set_cache_limit(limit)
