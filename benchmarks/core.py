@@ -39,7 +39,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from millrace.bench.load import Wire, closed_loop, make_client
-from millrace.bench.samples import Sample, Target
+from millrace.bench.samples import BenchTarget, RequestSample
 from millrace.bench.stats import window
 from millrace.bench.workload import Item
 from millrace.errors import MillraceError, SetupError
@@ -220,11 +220,11 @@ def _raw_wave(worker: Child, items: list[Item]) -> Wave:
 
 
 def _server_measure(server: Child, model: str) -> Measure:
-    target = Target(name=server.name, url=f"{server.url}/v1", model=model)
+    target = BenchTarget(name=server.name, url=f"{server.url}/v1", model=model)
     wire = Wire(endpoint="completions", timeout=900)
 
-    async def wave(items: list[Item]) -> list[Sample]:
-        samples: list[Sample] = []
+    async def wave(items: list[Item]) -> list[RequestSample]:
+        samples: list[RequestSample] = []
         async with make_client() as http:
             await closed_loop(
                 http, target, wire, items, clients=len(items), number=0, record=samples.append

@@ -44,7 +44,7 @@ from rich.table import Table
 
 from millrace.bench.load import Wire, closed_loop, make_client
 from millrace.bench.plot import check_plot
-from millrace.bench.samples import Sample, Target
+from millrace.bench.samples import BenchTarget, RequestSample
 from millrace.bench.stats import window
 from millrace.bench.workload import Item
 from millrace.errors import MillraceError, SetupError
@@ -229,8 +229,8 @@ def _cost(options: argparse.Namespace, console: Console, model: Path, logs: Path
 
 
 async def _wave(server: Child, items: list[Item]) -> float:
-    samples: list[Sample] = []
-    target = Target(name=server.name, url=f"{server.url}/v1", model="default_model")
+    samples: list[RequestSample] = []
+    target = BenchTarget(name=server.name, url=f"{server.url}/v1", model="default_model")
     async with make_client() as http:
         await closed_loop(
             http,

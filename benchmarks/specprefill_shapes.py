@@ -32,7 +32,7 @@ from millrace.engine.memory import Budget  # noqa: E402
 from millrace.engine.runner import Runner  # noqa: E402
 from millrace.engine.sampler import Sampler  # noqa: E402
 from millrace.engine.sampling import DeviceSampling, HostSampling  # noqa: E402
-from millrace.engine.specprefill.draft import Draft  # noqa: E402
+from millrace.engine.specprefill.draft import DraftModel  # noqa: E402
 from millrace.engine.transport import ThreadTransport  # noqa: E402
 from millrace.engine.warmup import warm_up, warm_up_draft  # noqa: E402
 from millrace.protocol import Choice, FromEngine, Sampling, Step, Submit  # noqa: E402
@@ -75,7 +75,7 @@ class Prompts:
         target, small = model(LARGE if not tiny else SMALL, tiny=tiny), model(SMALL, tiny=tiny)
         used = make_prompt_cache(small)
         mx.eval(small(mx.array([[0]], mx.int32), cache=used))
-        draft = Draft(
+        draft = DraftModel(
             small, used, target=target, chunk=chunk, room=64 << 30, cached=0, recurring=not on_cpu
         )
         runner = Runner(target, recurring=not on_cpu)

@@ -99,7 +99,7 @@ class SharedRecorder:
 
 
 @dataclass(frozen=True)
-class Reading:
+class FlightReading:
     """What the recorder held at one moment."""
 
     beats: int = 0
@@ -123,9 +123,9 @@ class Recording:
         self._words = memoryview(self._map).cast("Q")
         self._words[_PATIENCE] = int(LOAD_PATIENCE * 1000)
 
-    def read(self) -> Reading:
+    def read(self) -> FlightReading:
         beats, progress, patience, count, *names = self._words.tolist()
-        return Reading(
+        return FlightReading(
             beats=beats,
             progress=progress,
             patience=None if patience == _IDLE else patience / 1000,

@@ -18,7 +18,7 @@ from millrace.serving import ids
 from millrace.serving.limits import RateLimits
 from millrace.serving.metrics import Metrics
 from millrace.serving.registry import Registry
-from millrace.serving.warming import Line
+from millrace.serving.warming import WarmUpLine
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Context:
     """Responses that are made in the background."""
     limits: RateLimits = field(default_factory=lambda: RateLimits(None, None))
     """How much each caller may use, whichever way it asks."""
-    warm: Sequence[Line] = ()
+    warm: Sequence[WarmUpLine] = ()
     """Prompts that are run at the start."""
 
     @functools.cached_property

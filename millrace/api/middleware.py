@@ -24,7 +24,7 @@ from millrace.api.openapi.routing import flat
 from millrace.api.origins import OriginMiddleware
 from millrace.errors import MillraceError, RateLimited, Unauthorized
 from millrace.serving.keys import Caller, Keys, secrets_in
-from millrace.serving.limits import RateLimits, Standing
+from millrace.serving.limits import LimitStanding, RateLimits
 from millrace.serving.metrics import Metrics
 
 _EXPOSED_HEADERS = (
@@ -159,7 +159,7 @@ async def _refuse(
     await response(scope, receive, send)
 
 
-def openai_headers(standing: Standing) -> dict[str, str]:
+def openai_headers(standing: LimitStanding) -> dict[str, str]:
     kind = standing.kind
     return {
         f"x-ratelimit-limit-{kind}": str(standing.limit),
@@ -168,7 +168,7 @@ def openai_headers(standing: Standing) -> dict[str, str]:
     }
 
 
-def anthropic_headers(standing: Standing, now: datetime) -> dict[str, str]:
+def anthropic_headers(standing: LimitStanding, now: datetime) -> dict[str, str]:
     name = f"anthropic-ratelimit-{standing.kind}"
     whole = (now + timedelta(seconds=math.ceil(standing.reset))).replace(microsecond=0)
     return {

@@ -22,7 +22,7 @@ from millrace.protocol import Sampling
 from millrace.serving.model import Running, ServedModel
 from millrace.serving.pictures import prepared
 from millrace.serving.request import Request
-from millrace.serving.warming import Line, Talk, Warmed
+from millrace.serving.warming import Talk, Warmed, WarmUpLine
 from millrace.text.conversation import Conversation
 
 log = logging.getLogger("millrace.api")
@@ -78,7 +78,7 @@ async def finish(running: Running) -> Warmed:
     return Warmed(usage.prompt, usage.cached, usage.prompt - usage.cached)
 
 
-async def warm_up(model: ServedModel, lines: Sequence[Line]) -> None:
+async def warm_up(model: ServedModel, lines: Sequence[WarmUpLine]) -> None:
     """Run them one after the other; one that cannot be run is skipped, and said so."""
     run = found = 0
     for number, line in enumerate(lines, 1):

@@ -9,7 +9,7 @@ import httpx
 import msgspec
 
 from millrace.bench.load import Wire, headers, send
-from millrace.bench.samples import Target
+from millrace.bench.samples import BenchTarget
 from millrace.bench.sse import error_text
 from millrace.bench.workload import Item, Sizing, WorkloadMessage, compose
 from millrace.errors import SetupError
@@ -28,7 +28,7 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-async def with_model(http: httpx.AsyncClient, target: Target) -> Target:
+async def with_model(http: httpx.AsyncClient, target: BenchTarget) -> BenchTarget:
     """The target with its model's name, asked of the server when the user gave none."""
     if target.model:
         return target
@@ -59,7 +59,7 @@ async def with_model(http: httpx.AsyncClient, target: Target) -> Target:
     raise SetupError(f"{where} {found}; choose with --model {target.name}=MODEL.")
 
 
-async def calibrate(http: httpx.AsyncClient, target: Target, wire: Wire, seed: int) -> Sizing:
+async def calibrate(http: httpx.AsyncClient, target: BenchTarget, wire: Wire, seed: int) -> Sizing:
     """Words to tokens as this server counts, from two prompts of different length."""
     counts = []
     for words in _PROBES:

@@ -15,8 +15,8 @@ from typing import Literal
 import httpx
 import msgspec
 
-from millrace.bench.samples import Failure, Sample, Target
-from millrace.bench.sse import DONE, Chunk, Events, ReportedUsage, error_text, read_chunk
+from millrace.bench.samples import BenchTarget, Failure, RequestSample
+from millrace.bench.sse import DONE, Events, ReportedUsage, StreamChunk, error_text, read_chunk
 from millrace.bench.workload import Item
 
 Endpoint = Literal["chat", "completions"]
@@ -24,7 +24,7 @@ _PATHS: dict[Endpoint, str] = {"chat": "/chat/completions", "completions": "/com
 
 _DRAIN = 1.0
 
-Record = Callable[[Sample], None]
+Record = Callable[[RequestSample], None]
 
 
 class Wire(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +45,7 @@ def make_client() -> httpx.AsyncClient:
     return httpx.AsyncClient(limits=limits, timeout=None, trust_env=False)
 
 
-def headers(target: Target) -> dict[str, str]:
+def headers(target: BenchTarget) -> dict[str, str]:
     plain = {"content-type": "application/json", "accept-encoding": "identity"}
     if target.api_key is not None:
         plain["authorization"] = f"Bearer {target.api_key}"
@@ -76,7 +76,7 @@ def body(item: Item, model: str, wire: Wire) -> bytes:
 
 async def closed_loop(
     http: httpx.AsyncClient,
-    target: Target,
+    target: BenchTarget,
     wire: Wire,
     items: list[Item],
     *,
@@ -98,7 +98,7 @@ async def closed_loop(
 
 async def open_loop(
     http: httpx.AsyncClient,
-    target: Target,
+    target: BenchTarget,
     wire: Wire,
     items: list[Item],
     *,
@@ -118,8 +118,8 @@ async def open_loop(
 
 
 async def send(
-    http: httpx.AsyncClient, target: Target, wire: Wire, item: Item, *, number: int = 0
-) -> Sample:
+    http: httpx.AsyncClient, target: BenchTarget, wire: Wire, item: Item, *, number: int = 0
+) -> RequestSample:
     """One request, from its first byte out to its last byte in."""
     payload = body(item, target.model, wire)
     watch = _Stopwatch()
@@ -139,7 +139,7 @@ async def send(
 
 
 async def _stream(
-    http: httpx.AsyncClient, target: Target, wire: Wire, payload: bytes, watch: _Stopwatch
+    http: httpx.AsyncClient, target: BenchTarget, wire: Wire, payload: bytes, watch: _Stopwatch
 ) -> Failure | None:
     url = target.url + _PATHS[wire.endpoint]
     async with http.stream("POST", url, content=payload, headers=headers(target)) as response:
@@ -187,15 +187,15 @@ class _Stopwatch:
         self._texts: list[float] = []
         self._started = time.perf_counter()
 
-    def take(self, chunk: Chunk, now: float) -> None:
+    def take(self, chunk: StreamChunk, now: float) -> None:
         if chunk.text:
             self._texts.append(now)
         self.finish_reason = chunk.finish_reason or self.finish_reason
         self._usage = chunk.usage or self._usage
 
-    def sample(self, item: Item, number: int, failure: Failure | None) -> Sample:
+    def sample(self, item: Item, number: int, failure: Failure | None) -> RequestSample:
         texts = self._texts
-        return Sample(
+        return RequestSample(
             round=number,
             started=self._started,
             e2e=(self.ended or time.perf_counter()) - self._started,

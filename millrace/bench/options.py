@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import TypeVar
 
-from millrace.bench.samples import Target
+from millrace.bench.samples import BenchTarget
 from millrace.errors import SetupError
 
 _VERSIONED = re.compile(r"/v\d+$")
@@ -14,7 +14,7 @@ _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|)")
 N = TypeVar("N", int, float)
 
 
-def parse_targets(targets: list[str], models: list[str], keys: list[str]) -> list[Target]:
+def parse_targets(targets: list[str], models: list[str], keys: list[str]) -> list[BenchTarget]:
     """Targets in order, with their model and key; the model is empty where none was named."""
     urls: dict[str, str] = {}
     for text in targets:
@@ -25,7 +25,7 @@ def parse_targets(targets: list[str], models: list[str], keys: list[str]) -> lis
     chosen = _overrides("--model", models, list(urls))
     secrets = _overrides("--api-key", keys, list(urls))
     return [
-        Target(name=name, url=url, model=chosen.get(name, ""), api_key=secrets.get(name))
+        BenchTarget(name=name, url=url, model=chosen.get(name, ""), api_key=secrets.get(name))
         for name, url in urls.items()
     ]
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from millrace import __version__
-from millrace.bench.samples import Cell, Level, Results, Sample
+from millrace.bench.samples import Cell, Level, RequestSample, Results
 from millrace.bench.stats import Slo, Spread, Summary, summarise
 from millrace.errors import SetupError
 
@@ -113,7 +113,7 @@ def _ratio(value: float | None, base: float | None) -> str:
     return "–" if value is None or not base else f"{value / base:.2f}"
 
 
-def _first_failures(samples: list[Sample]) -> dict[str, str]:
+def _first_failures(samples: list[RequestSample]) -> dict[str, str]:
     """One message of each kind of failure: the rest are most often the same."""
     found: dict[str, str] = {}
     for sample in samples:

@@ -13,7 +13,7 @@ import msgspec
 from millrace.bench.discover import calibrate, with_model
 from millrace.bench.interleave import rounds_for, turns
 from millrace.bench.load import Wire, closed_loop, make_client, open_loop
-from millrace.bench.samples import Level, Results, Sample, Target
+from millrace.bench.samples import BenchTarget, Level, RequestSample, Results
 from millrace.bench.workload import Item, WorkloadShape, generate, poisson, split
 from millrace.errors import SetupError
 
@@ -23,7 +23,7 @@ _WARMUP = -1
 class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     """All that a run is told."""
 
-    targets: list[Target]
+    targets: list[BenchTarget]
     levels: list[Level]
     shape: WorkloadShape
     wire: Wire
@@ -40,7 +40,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.targets) * (self.warmup + len(self.levels) * self.requests)
 
 
-Watch = Callable[[str, Sample | None], None]
+Watch = Callable[[str, RequestSample | None], None]
 """Told what is under way, and each sample as it ends."""
 
 
@@ -62,16 +62,16 @@ async def run(plan: RunPlan, results: Results, watch: Watch) -> None:
 
 
 async def _warm_up(
-    http: httpx.AsyncClient, plan: RunPlan, shape: WorkloadShape, target: Target, watch: Watch
+    http: httpx.AsyncClient, plan: RunPlan, shape: WorkloadShape, target: BenchTarget, watch: Watch
 ) -> None:
     """A target that fails every warm-up request would fail the run; say so before it starts."""
     if not plan.warmup:
         return
     what = f"warm-up · {target.name}"
     watch(what, None)
-    samples: list[Sample] = []
+    samples: list[RequestSample] = []
 
-    def record(sample: Sample) -> None:
+    def record(sample: RequestSample) -> None:
         samples.append(sample)
         watch(what, sample)
 
@@ -106,7 +106,9 @@ async def _measure(
         what = f"{level.label} · {cell.target.name}"
         watch(what, None)
 
-        def record(sample: Sample, samples: list[Sample] = cell.samples, what: str = what) -> None:
+        def record(
+            sample: RequestSample, samples: list[RequestSample] = cell.samples, what: str = what
+        ) -> None:
             samples.append(sample)
             watch(what, sample)
 

@@ -23,7 +23,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         return f"HTTP {self.status}" if self.kind == "http" else self.kind.replace("_", " ")
 
 
-class Sample(msgspec.Struct, frozen=True, kw_only=True):
+class RequestSample(msgspec.Struct, frozen=True, kw_only=True):
     """One request as the client saw it. Times are in seconds."""
 
     round: int
@@ -52,7 +52,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
         return self.events if self.completion_tokens is None else self.completion_tokens
 
 
-class Target(msgspec.Struct, frozen=True, kw_only=True):
+class BenchTarget(msgspec.Struct, frozen=True, kw_only=True):
     """A server under test."""
 
     name: str
@@ -78,20 +78,20 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
 class Cell(msgspec.Struct):
     """The samples of one target at one level."""
 
-    target: Target
+    target: BenchTarget
     level: Level
-    samples: list[Sample] = msgspec.field(default_factory=list)
+    samples: list[RequestSample] = msgspec.field(default_factory=list)
 
 
 class Results(msgspec.Struct):
     """All cells, by level and then by target in the order given; filled while the run goes on."""
 
-    targets: list[Target]
+    targets: list[BenchTarget]
     levels: list[Level]
     cells: list[Cell]
 
     @classmethod
-    def empty(cls, targets: list[Target], levels: list[Level]) -> Results:
+    def empty(cls, targets: list[BenchTarget], levels: list[Level]) -> Results:
         return cls(targets, levels, [Cell(t, level) for level in levels for t in targets])
 
     def row(self, level: int) -> list[Cell]:

@@ -17,7 +17,7 @@ class ReportedUsage(msgspec.Struct, frozen=True):
     cached_tokens: int | None = None
 
 
-class Chunk(msgspec.Struct, frozen=True):
+class StreamChunk(msgspec.Struct, frozen=True):
     """One event: whether it carries generated text, and what it says about the end."""
 
     text: bool = False
@@ -88,13 +88,13 @@ class _Event(msgspec.Struct):
 _DECODER = msgspec.json.Decoder(_Event)
 
 
-def read_chunk(data: bytes) -> Chunk:
+def read_chunk(data: bytes) -> StreamChunk:
     """The event's meaning; raises `msgspec.MsgspecError` when it is not OpenAI's shape."""
     event = _DECODER.decode(data)
     if bytes(event.error) != b"null":
-        return Chunk(error=error_text(bytes(event.error)))
+        return StreamChunk(error=error_text(bytes(event.error)))
     choices = event.choices or []
-    return Chunk(
+    return StreamChunk(
         text=any(_has_text(choice) for choice in choices),
         finish_reason=next((c.finish_reason for c in choices if c.finish_reason), None),
         usage=_usage(event.usage) if event.usage else None,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from millrace.bench.samples import Sample
+from millrace.bench.samples import RequestSample
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -92,7 +92,7 @@ def spread(values: Iterable[float]) -> Spread | None:
     )
 
 
-def window(samples: Iterable[Sample]) -> float:
+def window(samples: Iterable[RequestSample]) -> float:
     """Seconds under load: in each round from its first request's start to its last one's end."""
     spans: dict[int, tuple[float, float]] = {}
     for s in samples:
@@ -101,7 +101,7 @@ def window(samples: Iterable[Sample]) -> float:
     return math.fsum(last - first for first, last in spans.values())
 
 
-def meets(sample: Sample, slo: Slo) -> bool:
+def meets(sample: RequestSample, slo: Slo) -> bool:
     """Whether a request succeeded within every target that is set."""
     if not sample.ok:
         return False
@@ -114,7 +114,7 @@ def meets(sample: Sample, slo: Slo) -> bool:
     return percentile(sorted(sample.gaps), 0.99) <= slo.itl
 
 
-def summarise(samples: Sequence[Sample], slo: Slo) -> Summary:
+def summarise(samples: Sequence[RequestSample], slo: Slo) -> Summary:
     ok = [s for s in samples if s.ok]
     failures = [s.failure for s in samples if s.failure]
     seconds = window(samples)

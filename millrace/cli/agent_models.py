@@ -21,7 +21,7 @@ LITTLE = 32_768
 
 
 @dataclass(frozen=True)
-class Choice:
+class ModelChoice:
     name: str
     """What it is asked for by."""
     window: int
@@ -29,7 +29,7 @@ class Choice:
     """What `serve` is told to serve it; empty where a server has it."""
 
 
-def of_server(agent: Agent, server: Server, name: str | None) -> Choice:
+def of_server(agent: Agent, server: Server, name: str | None) -> ModelChoice:
     """The model that was named, or of those that the agent can use a loaded one, or the largest."""
     listed = server.listed()
     if name is not None:
@@ -49,7 +49,9 @@ def of_server(agent: Agent, server: Server, name: str | None) -> Choice:
     )
 
 
-def of_machine(agent: Agent, name: str | None, context: int | None, *, download: bool) -> Choice:
+def of_machine(
+    agent: Agent, name: str | None, context: int | None, *, download: bool
+) -> ModelChoice:
     """The model that was named, fetched if need be and if allowed, or the best of those that are here."""
     from millrace.cli.progress import reporter
     from millrace.models import store
@@ -106,7 +108,7 @@ def _calls_tools(folder: Path) -> bool:
 
 def _checked(
     agent: Agent, name: str, window: int | None, does: list[str] | None, model: str = ""
-) -> Choice:
+) -> ModelChoice:
     """What is wrong with a model is said; only a window that is too small is refused."""
     if does is not None and "tools" not in does:
         tell(f"{name} has not learnt to call tools, by which {agent.title} works.")
@@ -120,7 +122,7 @@ def _checked(
         )
     if window < LITTLE:
         tell(f"{name} has a window of {window:,} tokens, which is little for {agent.title}.")
-    return Choice(name, window, model)
+    return ModelChoice(name, window, model)
 
 
 def _need(agent: Agent) -> str:

@@ -203,7 +203,7 @@ def _run(plan: RunPlan) -> tuple[Results, bool]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from millrace.bench.runner import run
-    from millrace.bench.samples import Results, Sample
+    from millrace.bench.samples import RequestSample, Results
 
     results = Results.empty(list(plan.targets), plan.levels)
     columns = (
@@ -215,7 +215,7 @@ def _run(plan: RunPlan) -> tuple[Results, bool]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task("asking the targets", total=plan.total)
 
-        def watch(what: str, sample: Sample | None) -> None:
+        def watch(what: str, sample: RequestSample | None) -> None:
             progress.update(bar, description=what, advance=0 if sample is None else 1)
 
         try:

@@ -23,7 +23,7 @@ from millrace.errors import MillraceError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from millrace.models.device import Probe
+    from millrace.models.device import DeviceProbe
 
 PORT = 8000
 GIB = 1024**3
@@ -47,7 +47,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     platform: str
     versions: dict[str, str]
     backend: str
-    probe: Probe | None
+    probe: DeviceProbe | None
     home: str
     disk_free: int | None
     default_model: str | None
@@ -141,9 +141,9 @@ def examine() -> Report:
 def run_probe(
     command: tuple[str, ...] = (sys.executable, "-m", "millrace.models.device"),
     timeout: float = 180.0,
-) -> tuple[Probe | None, str | None]:
+) -> tuple[DeviceProbe | None, str | None]:
     """What a process that uses MLX says, or why it could not say it."""
-    from millrace.models.device import Probe
+    from millrace.models.device import DeviceProbe
 
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
@@ -164,12 +164,12 @@ def run_probe(
             f"MLX does not work here.{_last(done.stderr)} Install it again: {_INSTALL_MLX}.",
         )
     try:
-        return msgspec.json.decode(done.stdout.splitlines()[-1], type=Probe), None
+        return msgspec.json.decode(done.stdout.splitlines()[-1], type=DeviceProbe), None
     except (msgspec.MsgspecError, IndexError):
         return None, f"The probe of MLX gave no report.{_last(done.stderr)}"
 
 
-def probe_problems(probe: Probe, backend: str) -> list[str]:
+def probe_problems(probe: DeviceProbe, backend: str) -> list[str]:
     """What is wrong with how MLX runs here."""
     found = []
     device, blas = probe.device, probe.blas

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
-    from millrace.prove.report import Line, ModelProof
+    from millrace.prove.report import ModelProof, ReportLine
 
 _STYLES = {
     "pass": "bold green",
@@ -67,7 +67,7 @@ def prove(
     from millrace.config import Weights
     from millrace.errors import SetupError
     from millrace.models.resolve import resolve
-    from millrace.prove.questions import QUICK, Settings
+    from millrace.prove.questions import QUICK, QuestionSettings
     from millrace.prove.report import as_json, as_markdown
     from millrace.prove.run import prove as run
 
@@ -90,7 +90,7 @@ def prove(
         proof = run(
             models,
             probe,
-            QUICK if quick else Settings(),
+            QUICK if quick else QuestionSettings(),
             terminal,
             quick=quick,
             options=options,
@@ -141,7 +141,7 @@ class _Terminal:
 
         self._print(f"\n[bold]{escape(model.name)}[/]: {escape(model.shape)}")
 
-    def found(self, line: Line) -> None:
+    def found(self, line: ReportLine) -> None:
         from rich.markup import escape
 
         from millrace.prove.report import MARKS

@@ -78,7 +78,7 @@ def wait(
     from millrace import logs
     from millrace.distributed.hostfile import peers_of, read_hostfile
     from millrace.errors import SetupError
-    from millrace.serving.ranks.worker import Worker
+    from millrace.serving.ranks.worker import RankWorker
 
     logs.setup(log_level, "text")
     secret = os.environ.get("MILLRACE_RANKS_SECRET", "")
@@ -98,7 +98,7 @@ def wait(
         )
 
     async def run() -> None:
-        waiting = Worker(
+        waiting = RankWorker(
             rank,
             group.secret,
             peers=peers_of(group),

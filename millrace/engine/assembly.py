@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from millrace.config import EngineConfig
 from millrace.engine.adapters import Adapters
 from millrace.engine.cache_use import CacheUse
-from millrace.engine.decider import Decider, Settings
+from millrace.engine.decider import Decider, DeciderSettings
 from millrace.engine.executor import Executor
 from millrace.engine.grammar import Grammars
 from millrace.engine.loop import Closing, Engine, Journal
@@ -16,7 +16,7 @@ from millrace.engine.memory import Budget
 from millrace.engine.runner import Runner
 from millrace.engine.sampler import Sampler
 from millrace.engine.sights import Sights
-from millrace.engine.specprefill.draft import Draft
+from millrace.engine.specprefill.draft import DraftModel
 from millrace.engine.transport import Transport
 from millrace.flight import FlightRecorder, NullRecorder
 
@@ -28,8 +28,8 @@ DEFAULT_CHUNK = 512
 NO_LIMIT = 1 << 62
 
 
-def settings_of(config: EngineConfig, *, pipelined: bool) -> Settings:
-    return Settings(
+def settings_of(config: EngineConfig, *, pipelined: bool) -> DeciderSettings:
+    return DeciderSettings(
         max_running=config.max_running,
         chunk=config.prefill_chunk or DEFAULT_CHUNK,
         max_stall=config.max_stall,
@@ -60,7 +60,7 @@ def assemble(
     no_adapters: str | None = None,
     closing: Closing | None = None,
     closed: Callable[[], None] | None = None,
-    draft: Draft | None = None,
+    draft: DraftModel | None = None,
 ) -> Engine:
     """`no_adapters` says why adapters cannot be had."""
     recorder = recorder or NullRecorder()

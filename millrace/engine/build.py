@@ -84,7 +84,7 @@ def build(
     from millrace.engine.runner import Runner, whole
     from millrace.engine.sampler import Sampler
     from millrace.engine.sampling import DeviceSampling, HostSampling, SamplingBackend
-    from millrace.engine.specprefill.draft import Draft, draft_of, load_draft
+    from millrace.engine.specprefill.draft import DraftModel, draft_of, load_draft
     from millrace.engine.warmup import warm_up, warm_up_draft
     from millrace.models.load import load
 
@@ -124,7 +124,7 @@ def build(
         budget = Budget(budget.cost, kv)
     state = budget.limit + (cached if config.cache else 0)
     device.bound_freed(weights + state + pictures + drafted)
-    draft: Draft | None = None
+    draft: DraftModel | None = None
     if beside is not None:
         draft = draft_of(config, beside, loaded, drafted)
     index = store = None

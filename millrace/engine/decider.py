@@ -25,7 +25,7 @@ from millrace.engine.memory import Budget
 from millrace.engine.pictures import Pictures
 from millrace.engine.prompts import Prompts
 from millrace.engine.quarantine import Quarantine
-from millrace.engine.requests import Draft, Requests
+from millrace.engine.requests import RequestBook, TurnDraft
 from millrace.engine.scheduler import Scheduler
 from millrace.engine.shapes import Shapes
 from millrace.engine.specprefill.scorings import Scorings
@@ -47,7 +47,7 @@ from millrace.engine.turn import (
 log = logging.getLogger("millrace.engine")
 
 
-class Settings(msgspec.Struct, frozen=True):
+class DeciderSettings(msgspec.Struct, frozen=True):
     """What the decider is told once."""
 
     max_running: int = 32
@@ -63,7 +63,7 @@ class Settings(msgspec.Struct, frozen=True):
 class Decider:
     def __init__(
         self,
-        settings: Settings,
+        settings: DeciderSettings,
         budget: Budget,
         shapes: Shapes,
         cache: CacheUse | None = None,
@@ -92,7 +92,9 @@ class Decider:
             settings.burst,
         )
         self._pictures = Pictures(picture_room, whole=whole_pictures)
-        self._requests = Requests(self._scheduler, budget, cache, self._pictures, numbers, scorings)
+        self._requests = RequestBook(
+            self._scheduler, budget, cache, self._pictures, numbers, scorings
+        )
         self._speculation = (
             Speculation(settings.speculate, self._latency) if settings.speculate else None
         )
@@ -103,7 +105,7 @@ class Decider:
         """The last step had guesses: how far its rows have come is known when it has been read."""
         self._quarantine = Quarantine()
         self._turns = itertools.count(1)
-        self._draft = Draft(Turn(0))
+        self._draft = TurnDraft(Turn(0))
         self._running: list[Seat] = []
         self._memory = BatchMemory(budget, gradual=not shapes.recurring)
         self._drawn = False
@@ -176,7 +178,7 @@ class Decider:
     # The decision
 
     def decide(self, seen: Seen) -> Turn:
-        self._draft = draft = Draft(Turn(next(self._turns)), seen.now)
+        self._draft = draft = TurnDraft(Turn(next(self._turns)), seen.now)
         self._learn(seen.outcome)
         if self._cache is not None:
             jobs = list(self._scheduler.jobs())

@@ -13,7 +13,7 @@ from millrace.engine.latency_model import IDLE_SECONDS
 from millrace.engine.learning import Learning
 from millrace.engine.memory import Budget
 from millrace.engine.pictures import Pictures
-from millrace.engine.requests import Draft, Requests
+from millrace.engine.requests import RequestBook, TurnDraft
 from millrace.engine.scheduler import Scheduler
 from millrace.engine.shapes import Shapes
 from millrace.engine.specprefill.scorings import Scorings
@@ -30,7 +30,7 @@ class Prompts:
     def __init__(
         self,
         scheduler: Scheduler,
-        requests: Requests,
+        requests: RequestBook,
         budget: Budget,
         shapes: Shapes,
         learning: Learning,
@@ -58,7 +58,7 @@ class Prompts:
         """Whether it is not known yet what the last chunk brought."""
         return bool(self._chunk)
 
-    def begin(self, job: Job, draft: Draft) -> None:
+    def begin(self, job: Job, draft: TurnDraft) -> None:
         job.known = 0
         rows, width = [s.number for s in job.seats], self._budget.width(job.length)
         kept = job.kept.ranges if job.kept is not None else ()
@@ -69,7 +69,7 @@ class Prompts:
             self._pictures.begun(job)
         _tell(job, draft)
 
-    def run(self, jobs: list[Job], count: int, draft: Draft, *, wait: bool) -> None:
+    def run(self, jobs: list[Job], count: int, draft: TurnDraft, *, wait: bool) -> None:
         """Run so many more tokens of each; `wait` where nobody else is served meanwhile."""
         self._saw = self._scored = False
         length = self._shapes.length(count)
@@ -86,7 +86,7 @@ class Prompts:
         shape = (len(jobs), length, jobs[0].done + length) if self._shapes.recurring else None
         self._learning.chunk(len(jobs) * length, shape)
 
-    def something_else(self, draft: Draft, running: int) -> bool:
+    def something_else(self, draft: TurnDraft, running: int) -> bool:
         """Run a picture or the draft in place of a chunk, where it is their turn."""
         if self.picture_first and self.encode(draft, running):
             return True
@@ -97,7 +97,7 @@ class Prompts:
         """Whether a picture waits whose turn it is: chunks and pictures take turns."""
         return self._pictures.waits and not self._saw
 
-    def encode(self, draft: Draft, running: int) -> bool:
+    def encode(self, draft: TurnDraft, running: int) -> bool:
         """Run the vision tower on a picture in place of a chunk, if one waits; in parts that so many
         running rows hardly feel, or after which others are heard soon enough."""
         spare = PICTURE_SHARE * self._learning.spare(running) if running else IDLE_SECONDS
@@ -123,7 +123,7 @@ class Prompts:
         """Whether the draft has something to do whose turn it is: chunks and the draft take turns."""
         return self.scoring and not self._scored
 
-    def score(self, draft: Draft, running: int) -> bool:
+    def score(self, draft: TurnDraft, running: int) -> bool:
         """Let the draft work in place of a chunk, if a prompt waits for it; in parts that so many running
         rows hardly feel."""
         if self._scorings is None or not self._scorings.busy:
@@ -138,7 +138,7 @@ class Prompts:
         draft.turn.scoring = self._scorings.progress()
         return True
 
-    def ran(self, outcome: Outcome, draft: Draft) -> None:
+    def ran(self, outcome: Outcome, draft: TurnDraft) -> None:
         """Learn what the last turn's chunk brought, or the draft's work."""
         if self._scorings is not None:
             gap = outcome.gap
@@ -169,7 +169,7 @@ class Prompts:
             self._scheduler.ran(job)
             _tell(job, draft)
 
-    def demote(self, job: Job, draft: Draft) -> None:
+    def demote(self, job: Job, draft: TurnDraft) -> None:
         """A prompt that is under way gives its memory up; what it has may be found again."""
         if self._cache is not None and job.done:
             self._cache.dropped(job, draft.out, draft.now)
@@ -177,6 +177,6 @@ class Prompts:
         self._scheduler.demote(job)
 
 
-def _tell(job: Job, draft: Draft) -> None:
+def _tell(job: Job, draft: TurnDraft) -> None:
     if not job.quiet:
         draft.turn.progress.append(job.progress())

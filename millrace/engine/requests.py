@@ -35,7 +35,7 @@ RESUMED_SECONDS = 25.0
 
 
 @dataclass
-class Draft:
+class TurnDraft:
     """A turn, as far as it is decided."""
 
     turn: Turn
@@ -43,7 +43,7 @@ class Draft:
     out: Operations = field(default_factory=list)
 
 
-class Requests:
+class RequestBook:
     def __init__(
         self,
         scheduler: Scheduler,
@@ -64,7 +64,7 @@ class Requests:
         self.seats: dict[int, Seat] = {}
         """Rows by number, until they have ended and left the batch."""
 
-    def receive(self, message: ToEngine, draft: Draft) -> None:
+    def receive(self, message: ToEngine, draft: TurnDraft) -> None:
         match message:
             case Submit():
                 self._admit(message, draft)
@@ -85,7 +85,7 @@ class Requests:
                 if self._cache is not None:
                     self._cache.index.clear(draft.out)
 
-    def abort(self, id: int, choice: int | None, draft: Draft) -> None:
+    def abort(self, id: int, choice: int | None, draft: TurnDraft) -> None:
         """End a request, or one of its choices."""
         ended = [
             s
@@ -104,7 +104,7 @@ class Requests:
             else:
                 self._give_up(job, draft)
 
-    def fail(self, id: int, problem: str, draft: Draft) -> None:
+    def fail(self, id: int, problem: str, draft: TurnDraft) -> None:
         self.abort(id, None, draft)
         draft.turn.refused.append(Failed("request_failed", problem, id))
 
@@ -114,12 +114,12 @@ class Requests:
             self.seats.pop(seat.number, None)
         seat.phase = Phase.ENDED
 
-    def requeue(self, seat: Seat, draft: Draft) -> None:
+    def requeue(self, seat: Seat, draft: TurnDraft) -> None:
         """A row that had to leave comes back with all that it has."""
         seat.phase, seat.held = Phase.QUEUED, 0
         self._queue([seat], [*seat.keys, *seat.tokens], draft)
 
-    def _admit(self, request: Submit, draft: Draft) -> None:
+    def _admit(self, request: Submit, draft: TurnDraft) -> None:
         if (problem := misplaced(request)) is not None:
             draft.turn.refused.append(Failed("invalid_request", problem, request.id))
             return
@@ -160,7 +160,7 @@ class Requests:
                 assert self._scorings is not None
                 self._scorings.add(job)
 
-    def scored(self, found: Scored, draft: Draft) -> None:
+    def scored(self, found: Scored, draft: TurnDraft) -> None:
         """The draft has done with a prompt: what it chose is what runs."""
         job, kept = found.job, found.kept
         if job.stage is Stage.OVER:
@@ -190,7 +190,7 @@ class Requests:
             f"{self._budget.limit / 2**20:.1f} MiB. Shorten it, or raise --kv-memory."
         )
 
-    def _queue(self, seats: list[Seat], tokens: list[int], draft: Draft) -> Job:
+    def _queue(self, seats: list[Seat], tokens: list[int], draft: TurnDraft) -> Job:
         job = Job(next(self._numbers), seats[0].request, seats, tokens, seats[0].arrived)
         if self._cache is not None:
             self._cache.expect(job, draft.out)
@@ -199,7 +199,7 @@ class Requests:
         self._scheduler.add(job)
         return job
 
-    def _give_up(self, job: Job, draft: Draft) -> None:
+    def _give_up(self, job: Job, draft: TurnDraft) -> None:
         if job.begun:
             if self._cache is not None and job.done:
                 self._cache.dropped(job, draft.out, draft.now)

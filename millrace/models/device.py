@@ -61,7 +61,7 @@ class Kernels(msgspec.Struct, frozen=True):
     """Four-bit weights a second, of a product with one row on all cores."""
 
 
-class Probe(msgspec.Struct, frozen=True, kw_only=True):
+class DeviceProbe(msgspec.Struct, frozen=True, kw_only=True):
     """All that doctor wants to hear from a process that really uses MLX."""
 
     device: Device
@@ -197,14 +197,14 @@ def host_memory() -> int:
     return min([total, *limits]) if total > 0 else min(limits, default=0)
 
 
-def probe() -> Probe:
+def probe() -> DeviceProbe:
     """Use MLX for real: import it and mlx-lm, ask for the device, measure one product."""
     device = describe()
     from millrace.models.placement import resolve_weights
 
     weights = resolve_weights("auto", device.kind)
     dtype: Dtype = "float32" if weights == "f32" else "bfloat16"
-    return Probe(
+    return DeviceProbe(
         device=device,
         blas=blas.prepare(),
         weights=weights,

@@ -35,12 +35,12 @@ def native(
     import mlx.core as mx
 
     from millrace.native.model import NativeModel
-    from millrace.native.packing import Unsupported, read_compact
+    from millrace.native.packing import UnsupportedByKernels, read_compact
     from millrace.native.plan import check, plan
 
     try:
         check(model)
-    except Unsupported as reason:
+    except UnsupportedByKernels as reason:
         log.info("the model is not run as a whole by our own kernels: %s", reason)
         return None
     compact = read_compact(folder) if folder is not None else {}

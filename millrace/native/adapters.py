@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from millrace.native.lowrank import FACTORS, STEP
-from millrace.native.packing import SIDE_BY_SIDE, Array, Packed, aligned
+from millrace.native.packing import SIDE_BY_SIDE, Array, PackedMatrix, aligned
 from millrace.native.plan import Plan
 
 MOST_SLOTS = 256
@@ -114,7 +114,7 @@ def _matrices(plan: Plan) -> Any:
         yield "lm_head", ((HEAD, "head"), plan.head)
 
 
-def _packed(matrix: Packed, factors: LowRank) -> tuple[Array, Array]:
+def _packed(matrix: PackedMatrix, factors: LowRank) -> tuple[Array, Array]:
     """The first factor's columns one after the other, the second one's rows, padded with zeros."""
     rank = factors.a.shape[1]
     a = aligned((_up(rank, STEP), matrix.inputs), np.float32)
@@ -124,7 +124,7 @@ def _packed(matrix: Packed, factors: LowRank) -> tuple[Array, Array]:
     return a, b
 
 
-def _columns(matrix: Packed) -> int:
+def _columns(matrix: PackedMatrix) -> int:
     return _up(matrix.outputs, SIDE_BY_SIDE)
 
 

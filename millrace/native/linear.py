@@ -12,10 +12,17 @@ import numpy as np
 from mlx.utils import tree_map_with_path
 
 from millrace.native import library, stages
-from millrace.native.packing import Array, Packed, Packer, Unsupported, aligned, check_layer
+from millrace.native.packing import (
+    Array,
+    PackedMatrix,
+    Packer,
+    UnsupportedByKernels,
+    aligned,
+    check_layer,
+)
 from millrace.native.pool import Pool
 from millrace.native.products import SUMS
-from millrace.native.records import Stage, embedding, product, rows_of, unpacked_bytes
+from millrace.native.records import StageRecord, embedding, product, rows_of, unpacked_bytes
 
 _HEAD = "lm_head"
 
@@ -31,7 +38,7 @@ class Products:
         self.logits = True
         """Whether the products of a model's head are wanted."""
 
-    def rows(self, matrix: Packed, x: Array) -> Array:
+    def rows(self, matrix: PackedMatrix, x: Array) -> Array:
         """The rows of `x` times a matrix."""
         count = x.shape[0]
         padded = library.padded_rows(count)
@@ -47,12 +54,12 @@ class Products:
         }
         copied = library.shared().address["copied"]
         self._run(
-            Stage.of(copied, count, copy, stages.COPIED),
+            StageRecord.of(copied, count, copy, stages.COPIED),
             product(matrix, inputs, sums, out, padded, scratch, stages.ZERO),
         )
         return out[:count, : matrix.outputs]
 
-    def embedded(self, matrix: Packed, tokens: Array) -> Array:
+    def embedded(self, matrix: PackedMatrix, tokens: Array) -> Array:
         """Rows of a matrix by their numbers."""
         if not 0 <= tokens.min() <= tokens.max() < matrix.outputs:
             raise ValueError(f"Token ids are below {matrix.outputs}.")
@@ -60,7 +67,7 @@ class Products:
         self._run(embedding(matrix, tokens, tokens.size, out, 1.0))
         return out[: tokens.size, : matrix.inputs]
 
-    def _run(self, *wanted: Stage) -> None:
+    def _run(self, *wanted: StageRecord) -> None:
         program = self._program[: len(wanted)]
         self._pool.retire(self._program)
         for row, stage in zip(program, wanted, strict=True):
@@ -79,7 +86,7 @@ class Products:
 class OwnLinear(nn.Module):  # type: ignore[misc]
     """In a linear layer's place."""
 
-    def __init__(self, matrix: Packed, products: Products, *, head: bool) -> None:
+    def __init__(self, matrix: PackedMatrix, products: Products, *, head: bool) -> None:
         super().__init__()
         self._matrix, self._products, self._head = matrix, products, head
 
@@ -104,7 +111,7 @@ class OwnLinear(nn.Module):  # type: ignore[misc]
 class OwnEmbedding(OwnLinear):
     """In an embedding's place; it may be the head as well."""
 
-    def __init__(self, matrix: Packed, products: Products) -> None:
+    def __init__(self, matrix: PackedMatrix, products: Products) -> None:
         super().__init__(matrix, products, head=True)
 
     @property
@@ -130,7 +137,7 @@ def replace_layers(model: nn.Module, packer: Packer, threads: int) -> Products |
             return layer
         try:
             check_layer(layer)
-        except Unsupported:
+        except UnsupportedByKernels:
             return layer
         products = products or Products(threads)
         if type(layer) is nn.QuantizedEmbedding:

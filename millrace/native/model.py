@@ -20,7 +20,7 @@ from millrace.native.lowrank import STEP
 from millrace.native.packing import Array, aligned
 from millrace.native.plan import Plan
 from millrace.native.pool import Pool
-from millrace.native.program import UNITS, Buffers, Program, Tables, Writer
+from millrace.native.program import UNITS, Buffers, PassTables, Program, Writer
 
 _MOST_PROGRAMS = 64
 _ITEMS_PER_THREAD = 6
@@ -41,7 +41,7 @@ class NativeModel:
         self._plan = plan
         self._pool = Pool(threads)
         self._size = Capacity()
-        self._tables: Tables | None = None
+        self._tables: PassTables | None = None
         self._buffers: Buffers | None = None
         self._angles: list[tuple[Array, Array]] = []
         self._programs: dict[tuple[int, int, bool, bool, bool], Program] = {}
@@ -49,7 +49,7 @@ class NativeModel:
         """Queries, keys and values of a token, layer by layer, where somebody looks at them."""
         self._written_for = 0
         """What the adapters had changed when the programs were written."""
-        self._found: tuple[Any, int, int, Tables] | None = None
+        self._found: tuple[Any, int, int, PassTables] | None = None
         """The batch whose memory the tables tell, and how often it had moved by then."""
         self._width = 0
 
@@ -163,7 +163,7 @@ class NativeModel:
         found = buffers.logits[:total, : self._plan.vocabulary]
         return mx.array(found).reshape(rows, count, -1)
 
-    def _note_adapters(self, tables: Tables, program: Program, rows: int, count: int) -> None:
+    def _note_adapters(self, tables: PassTables, program: Program, rows: int, count: int) -> None:
         """Which tokens have an adapter, and which."""
         if len(self.adapters.rows) != rows:
             raise ValueError(f"{rows} rows have {len(self.adapters.rows)} adapters.")
@@ -227,7 +227,7 @@ class NativeModel:
             return
         plan, layers = self._plan, len(self._plan.layers)
         self._programs.clear()
-        self._tables = Tables(layers, size.tokens, size.rows, max(size.items, size.merges))
+        self._tables = PassTables(layers, size.tokens, size.rows, max(size.items, size.merges))
         self._buffers = Buffers(
             plan, size.tokens, size.logits, size.items, self._pool.threads, size.steps * STEP
         )
@@ -307,7 +307,7 @@ def _tokens_at_once(group: int, tokens: int, threads: int) -> int:
     return min(most, -(-wanted // step) * step)
 
 
-def _note_memory(tables: Tables, cache: list[Any], rows: int) -> int:
+def _note_memory(tables: PassTables, cache: list[Any], rows: int) -> int:
     """Note where each row's keys and values lie; returns how many tokens there is room for."""
     numbers = np.arange(rows)
     widths: list[int] = []

@@ -20,12 +20,12 @@ SIDE_BY_SIDE = 4 * LANES
 """Outputs are padded to a multiple of this."""
 
 
-class Unsupported(Exception):
+class UnsupportedByKernels(Exception):
     """Why a model is not run by these kernels."""
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedMatrix:
     """A matrix in memory."""
 
     form: Format
@@ -52,20 +52,20 @@ class Packed:
 
 
 def check_layer(layer: Any) -> None:
-    """Raise Unsupported unless the layer can be packed."""
+    """Raise UnsupportedByKernels unless the layer can be packed."""
     if isinstance(layer, nn.QuantizedLinear | nn.QuantizedEmbedding):
         if layer.mode != "affine":
-            raise Unsupported(f"weights are quantised as {layer.mode}")
+            raise UnsupportedByKernels(f"weights are quantised as {layer.mode}")
         if layer.group_size % DENSE_GROUP:
-            raise Unsupported(f"weights are quantised in groups of {layer.group_size}")
+            raise UnsupportedByKernels(f"weights are quantised in groups of {layer.group_size}")
         _codes(layer.bits)
         _scale_kind(layer["scales"].dtype)
     elif type(layer) in (nn.Linear, nn.Embedding):
         if layer["weight"].shape[1] % DENSE_GROUP:
-            raise Unsupported(f"a matrix has {layer['weight'].shape[1]} inputs")
+            raise UnsupportedByKernels(f"a matrix has {layer['weight'].shape[1]} inputs")
         _scale_kind(layer["weight"].dtype)
     else:
-        raise Unsupported(f"a layer is {type(layer).__name__}")
+        raise UnsupportedByKernels(f"a layer is {type(layer).__name__}")
 
 
 @dataclass(frozen=True)
@@ -97,11 +97,11 @@ class Packer:
             id(modules[name]): compact.pop(name) for name in modules if name in compact
         }
 
-    def pack(self, layer: Any) -> Packed:
+    def pack(self, layer: Any) -> PackedMatrix:
         return pack(layer, self._compact.pop(id(layer), None))
 
 
-def pack(layer: Any, compact: Compact | None = None) -> Packed:
+def pack(layer: Any, compact: Compact | None = None) -> PackedMatrix:
     """A linear or embedding layer's matrix; its own arrays are let go of.
 
     What is given in compact form takes the place of the layer's weights, which are not read then.
@@ -119,7 +119,7 @@ def pack(layer: Any, compact: Compact | None = None) -> Packed:
         return packed
     padded = np.zeros(packed.blocks * LANES, np.float32)
     padded[: bias.size] = bias
-    return Packed(packed.form, packed.data, packed.outputs, packed.inputs, padded)
+    return PackedMatrix(packed.form, packed.data, packed.outputs, packed.inputs, padded)
 
 
 def floats(values: mx.array) -> npt.NDArray[np.float32]:
@@ -127,7 +127,7 @@ def floats(values: mx.array) -> npt.NDArray[np.float32]:
     return np.array(values.astype(mx.float32), dtype=np.float32)
 
 
-def _quantized(layer: Any) -> Packed:
+def _quantized(layer: Any) -> PackedMatrix:
     group, bits = layer.group_size, layer.bits
     weight, scales, biases = layer["weight"], layer["scales"], layer["biases"]
     outputs, inputs = scales.shape[0], scales.shape[1] * group
@@ -144,7 +144,7 @@ def _quantized(layer: Any) -> Packed:
     _put(data, form, "scales", _raw(scales))
     if form.biased:
         _put(data, form, "biases", _raw(biases))
-    return Packed(form, data, outputs, inputs)
+    return PackedMatrix(form, data, outputs, inputs)
 
 
 def _is_centred(scales: mx.array, biases: mx.array, bits: int) -> bool:
@@ -154,7 +154,7 @@ def _is_centred(scales: mx.array, biases: mx.array, bits: int) -> bool:
     return bool(mx.all(wanted == biases.astype(mx.float32)).item())
 
 
-def _compact(layer: Any, compact: Compact) -> Packed:
+def _compact(layer: Any, compact: Compact) -> PackedMatrix:
     kind, arrays = KINDS[compact.kind], compact.arrays
     missing = [part for part in kind.parts if part not in arrays]
     if missing:
@@ -172,7 +172,7 @@ def _compact(layer: Any, compact: Compact) -> Packed:
         _put(data, form, "biases", _raw(arrays["minima"]))
         # What is subtracted there is added here.
         _put(data, form, "bias_factors", _raw(arrays["minimum_factors"]) ^ np.uint16(0x8000))
-    return Packed(form, data, outputs, inputs)
+    return PackedMatrix(form, data, outputs, inputs)
 
 
 def _shape(layer: Any) -> tuple[int, int]:
@@ -185,22 +185,22 @@ def _shape(layer: Any) -> tuple[int, int]:
 
 def _codes(bits: int) -> Any:
     if bits not in (2, 3, 4, 5, 6, 8):
-        raise Unsupported(f"weights have {bits} bits")
+        raise UnsupportedByKernels(f"weights have {bits} bits")
     return f"u{bits}"
 
 
-def _dense(weight: mx.array) -> Packed:
+def _dense(weight: mx.array) -> PackedMatrix:
     outputs, inputs = weight.shape
     form = Format(_scale_kind(weight.dtype))  # type: ignore[arg-type]
     data = _blocks(form, outputs, inputs)
     _put(data, form, "codes", _raw(weight))
-    return Packed(form, data, outputs, inputs)
+    return PackedMatrix(form, data, outputs, inputs)
 
 
 def _scale_kind(dtype: mx.Dtype) -> Any:
     kinds = {mx.float16: "f16", mx.bfloat16: "bf16", mx.float32: "f32"}
     if dtype not in kinds:
-        raise Unsupported(f"weights are {dtype}")
+        raise UnsupportedByKernels(f"weights are {dtype}")
     return kinds[dtype]
 
 

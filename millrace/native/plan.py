@@ -18,9 +18,9 @@ from millrace.native.packing import (
     SIDE_BY_SIDE,
     Array,
     Compact,
-    Packed,
+    PackedMatrix,
     Packer,
-    Unsupported,
+    UnsupportedByKernels,
     check_layer,
     floats,
 )
@@ -45,21 +45,21 @@ class Angles:
 @dataclass(frozen=True)
 class LayerPlan:
     norm: Array
-    queries: Packed
-    keys: Packed
-    values: Packed
+    queries: PackedMatrix
+    keys: PackedMatrix
+    values: PackedMatrix
     query_norm: Array | None
     key_norm: Array | None
     window: int
     """How many keys a query looks back at; 0 for all."""
     angles: int
     """Which of the plan's angles are its own."""
-    out: Packed
+    out: PackedMatrix
     out_norm: Array | None
     feed_norm: Array
-    gate: Packed
-    up: Packed
-    down: Packed
+    gate: PackedMatrix
+    up: PackedMatrix
+    down: PackedMatrix
     down_norm: Array | None
 
 
@@ -73,9 +73,9 @@ class Plan:
     eps: float
     angles: list[Angles]
     activation: Literal["silu", "gelu"]
-    embedding: Packed
+    embedding: PackedMatrix
     embedding_factor: float
-    head: Packed
+    head: PackedMatrix
     layers: list[LayerPlan]
     norm: Array
 
@@ -103,19 +103,21 @@ def _unheard(share: float) -> None:
 def check(model: Any) -> None:
     """Raise Unsupported unless the model can be planned; takes nothing from it."""
     if type(model) not in (llama.Model, qwen2.Model, qwen3.Model, gemma3_text.Model):
-        raise Unsupported(f"its architecture is {getattr(model, 'model_type', type(model))}")
+        raise UnsupportedByKernels(
+            f"its architecture is {getattr(model, 'model_type', type(model))}"
+        )
     args = model.args
     attention = model.layers[0].self_attn
     size = _head_size(attention)
     if size % _WHOLE:
-        raise Unsupported(f"its heads have {size} numbers")
+        raise UnsupportedByKernels(f"its heads have {size} numbers")
     widths = (args.hidden_size, args.intermediate_size, attention.n_kv_heads * size)
     if any(width % SIDE_BY_SIDE for width in (*widths, attention.n_heads * size)):
-        raise Unsupported(f"its layers' widths are no multiples of {SIDE_BY_SIDE}")
+        raise UnsupportedByKernels(f"its layers' widths are no multiples of {SIDE_BY_SIDE}")
     for layer in model.layers:
         _angles(layer.self_attn.rope, size)
     if attention.n_heads // attention.n_kv_heads > MOST_QUERIES:
-        raise Unsupported("more of its heads share a key than an item of attention holds")
+        raise UnsupportedByKernels("more of its heads share a key than an item of attention holds")
     for matrix in _matrices(model):
         check_layer(matrix)
 
@@ -177,7 +179,7 @@ def _heard(layers: Sequence[Any], note: Callable[[float], None]) -> Iterator[Any
         yield layer
 
 
-def _layer(layer: Any, window: int, angles: int, pack: Callable[[Any], Packed]) -> LayerPlan:
+def _layer(layer: Any, window: int, angles: int, pack: Callable[[Any], PackedMatrix]) -> LayerPlan:
     attention, feed = layer.self_attn, layer.mlp
     normed = "q_norm" in attention
     # With four norms to a layer, the second is of what attention gives and not of what it leaves.
@@ -222,7 +224,7 @@ def _head_size(attention: Any) -> int:
 def _angles(rope: Any, head_size: int) -> Angles:
     dims = getattr(rope, "dims", getattr(rope, "dim", None))
     if dims != head_size or getattr(rope, "traditional", False):
-        raise Unsupported("its positions are of a kind that is not known here")
+        raise UnsupportedByKernels("its positions are of a kind that is not known here")
     if type(rope) is nn.RoPE:
         base = rope.base ** (np.arange(0, dims, 2, dtype=np.float64) / dims)
         return Angles(tuple(rope.scale / base), 1.0)
@@ -230,4 +232,4 @@ def _angles(rope: Any, head_size: int) -> Angles:
         factor = getattr(rope, "mscale", getattr(rope, "_scale", 1.0))
         periods = np.array(rope._freqs.astype(mx.float32), np.float64)
         return Angles(tuple(1.0 / periods), float(factor))
-    raise Unsupported("its positions are of a kind that is not known here")
+    raise UnsupportedByKernels("its positions are of a kind that is not known here")

@@ -14,10 +14,18 @@ import numpy.typing as npt
 
 from millrace.native import attention, library, lowrank, stages
 from millrace.native.adapters import HEAD, NativeAdapters
-from millrace.native.packing import Array, Packed, aligned
+from millrace.native.packing import Array, PackedMatrix, aligned
 from millrace.native.plan import LayerPlan, Plan
 from millrace.native.products import FLOAT_BYTES, SUMS
-from millrace.native.records import Stage, at, bits, embedding, product, rows_of, unpacked_bytes
+from millrace.native.records import (
+    StageRecord,
+    at,
+    bits,
+    embedding,
+    product,
+    rows_of,
+    unpacked_bytes,
+)
 
 _FIELDS = 24
 _SIDE_BY_SIDE = 3
@@ -39,7 +47,7 @@ class Program:
     """What its records point to and nobody else holds."""
 
 
-class Tables:
+class PassTables:
     """What differs from pass to pass: tokens, positions, places, whose state lies where, items of
     attention."""
 
@@ -97,7 +105,7 @@ class Writer:
         self,
         plan: Plan,
         buffers: Buffers,
-        tables: Tables,
+        tables: PassTables,
         angles: list[tuple[Array, Array]],
         adapters: NativeAdapters | None = None,
         heads: Sequence[Array] = (),
@@ -151,15 +159,15 @@ class Writer:
     def _stage(
         self, function: int, units: int, fields: dict[str, int], names: tuple[str, ...]
     ) -> None:
-        self._add(Stage.of(function, units, fields, names))
+        self._add(StageRecord.of(function, units, fields, names))
 
-    def _add(self, stage: Stage, *, last: bool = True) -> None:
+    def _add(self, stage: StageRecord, *, last: bool = True) -> None:
         """Without `last`, the next stage need not wait for this one."""
         self._together += 1
         waits, self._together = (self._together, 0) if last else (0, self._together)
         self._records.append(stage.record(waits))
 
-    def _embed(self, matrix: Packed, tokens: int) -> None:
+    def _embed(self, matrix: PackedMatrix, tokens: int) -> None:
         factor = self._plan.embedding_factor
         self._add(embedding(matrix, self._tables.tokens, tokens, self._buffers.x, factor))
 
@@ -197,7 +205,7 @@ class Writer:
         layer: int,
         x: Array,
         tokens: int,
-        wanted: list[tuple[str, Packed, Array]],
+        wanted: list[tuple[str, PackedMatrix, Array]],
         *,
         start: int = stages.ZERO,
     ) -> None:
@@ -212,7 +220,7 @@ class Writer:
         if adapted is not None:
             self._raise(adapted, wanted[0][2], tokens)
 
-    def _adapted(self, layer: int, wanted: list[tuple[str, Packed, Array]]) -> Array | None:
+    def _adapted(self, layer: int, wanted: list[tuple[str, PackedMatrix, Array]]) -> Array | None:
         """The table of those products that adapters add to; None where they do to none."""
         if self._adapters is None:
             return None
@@ -236,7 +244,7 @@ class Writer:
         }
         self._adapting.append((len(self._records), 1))
         code = library.shared().address["lowered"]
-        self._add(Stage.of(code, 0, fields, lowrank.LOWERED), last=False)
+        self._add(StageRecord.of(code, 0, fields, lowrank.LOWERED), last=False)
 
     def _raise(self, adapted: Array, out: Array, tokens: int) -> None:
         widest = int(adapted[:, lowrank.MEMBERS.index("wide")].max())
@@ -251,7 +259,7 @@ class Writer:
         }
         self._adapting.append((len(self._records), parts))
         code = library.shared().address["raised"]
-        self._add(Stage.of(code, 0, fields, lowrank.RAISED))
+        self._add(StageRecord.of(code, 0, fields, lowrank.RAISED))
 
     def _whose(self, adapted: Array) -> dict[str, int]:
         tables = self._tables

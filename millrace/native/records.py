@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from millrace.native import library, stages
-from millrace.native.packing import Array, Packed
+from millrace.native.packing import Array, PackedMatrix
 from millrace.native.products import FLOAT_BYTES
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageRecord:
     """What is called, how often, and what it is told."""
 
     function: int
@@ -23,7 +23,7 @@ class Stage:
     @classmethod
     def of(
         cls, function: int, units: int, fields: Mapping[str, int], names: Iterable[str]
-    ) -> Stage:
+    ) -> StageRecord:
         return cls(function, units, [fields[name] for name in names])
 
     def record(self, waits: int) -> list[int]:
@@ -32,8 +32,8 @@ class Stage:
 
 
 def product(
-    matrix: Packed, x: Array, sums: Array, out: Array, rows: int, scratch: Array, start: int
-) -> Stage:
+    matrix: PackedMatrix, x: Array, sums: Array, out: Array, rows: int, scratch: Array, start: int
+) -> StageRecord:
     """So many padded rows times a matrix."""
     code = library.of_format(matrix.form).address
     if rows in library.streamed_rows():
@@ -55,10 +55,12 @@ def product(
         "scratch": at(scratch),
         "scratch_bytes": scratch.strides[0],
     }
-    return Stage.of(function, matrix.blocks // blocks, fields, stages.PRODUCT)
+    return StageRecord.of(function, matrix.blocks // blocks, fields, stages.PRODUCT)
 
 
-def embedding(matrix: Packed, tokens: Array, count: int, out: Array, factor: float) -> Stage:
+def embedding(
+    matrix: PackedMatrix, tokens: Array, count: int, out: Array, factor: float
+) -> StageRecord:
     """Rows of a matrix by their numbers, times a factor."""
     fields = {
         "tokens": at(tokens),
@@ -69,10 +71,10 @@ def embedding(matrix: Packed, tokens: Array, count: int, out: Array, factor: flo
         "factor": bits(factor),
     }
     function = library.of_format(matrix.form).address["embedded"]
-    return Stage.of(function, count, fields, stages.EMBED)
+    return StageRecord.of(function, count, fields, stages.EMBED)
 
 
-def unpacked_bytes(matrices: Iterable[Packed]) -> int:
+def unpacked_bytes(matrices: Iterable[PackedMatrix]) -> int:
     """What a thread needs for the unpacked blocks of the largest matrix."""
     largest = max(matrix.inputs for matrix in matrices)
     blocks = library.tile_shape()[1]

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 
-class Order(msgspec.Struct):
+class BatchOrder(msgspec.Struct):
     prompts: list[list[int]]
     tokens: int
     timed: bool = False
@@ -31,7 +31,7 @@ class Timed(msgspec.Struct, frozen=True):
     """Tokens that were made in them."""
 
 
-class Reply(msgspec.Struct):
+class BatchReply(msgspec.Struct):
     answers: list[list[int]] = []
     timed: Timed | None = None
     note: str = ""
@@ -45,7 +45,7 @@ def main() -> None:
     from mlx_lm import load
 
     model = load(folder)[0]
-    _say(Reply())
+    _say(BatchReply())
     note = ""
     if weights != "keep":
         from millrace.models.placement import place
@@ -53,13 +53,13 @@ def main() -> None:
         model = place(model, "f32" if weights == "f32" else "bf16", kind(), own=False)
         mx.eval(model.parameters())
         note = "float32 weights" if weights == "f32" else "bfloat16 weights"
-    _say(Reply(note=note))
+    _say(BatchReply(note=note))
     for line in sys.stdin:
-        order = msgspec.json.decode(line, type=Order)
+        order = msgspec.json.decode(line, type=BatchOrder)
         if order.timed:
-            _say(Reply(timed=_timed(model, order)))
+            _say(BatchReply(timed=_timed(model, order)))
         else:
-            _say(Reply(answers=[_alone(mx, model, p, order.tokens) for p in order.prompts]))
+            _say(BatchReply(answers=[_alone(mx, model, p, order.tokens) for p in order.prompts]))
 
 
 def _alone(mx: Any, model: Any, prompt: list[int], tokens: int) -> list[int]:
@@ -68,7 +68,7 @@ def _alone(mx: Any, model: Any, prompt: list[int], tokens: int) -> list[int]:
     return [int(t) for t, _ in generate_step(mx.array(prompt), model, max_tokens=tokens)]
 
 
-def _timed(model: Any, order: Order) -> Timed:
+def _timed(model: Any, order: BatchOrder) -> Timed:
     from mlx_lm.generate import BatchGenerator
 
     rows = len(order.prompts)
@@ -89,7 +89,7 @@ def _timed(model: Any, order: Order) -> Timed:
     return Timed(at - begin, end - at, made - before)
 
 
-def _say(reply: Reply) -> None:
+def _say(reply: BatchReply) -> None:
     sys.stdout.write(msgspec.json.encode(reply).decode() + "\n")
     sys.stdout.flush()
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from millrace.prove.questions import TEMPERATURE, TOP_K, Answer, Question
+from millrace.prove.questions import TEMPERATURE, TOP_K, ProvedAnswer, Question
 from millrace.prove.report import Verdict
 
 _TOLERANCES = {"float32": 0.002, "float16": 0.06, "bfloat16": 0.3}
@@ -81,8 +81,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 def compared(
     questions: Sequence[Question],
-    alone: Sequence[Answer],
-    others: Sequence[Answer],
+    alone: Sequence[ProvedAnswer],
+    others: Sequence[ProvedAnswer],
     *,
     allowed: float,
     width: int,
@@ -109,7 +109,7 @@ def compared(
 
 
 def first_difference(
-    question: Question, alone: Answer, other: Answer, *, allowed: float, width: int
+    question: Question, alone: ProvedAnswer, other: ProvedAnswer, *, allowed: float, width: int
 ) -> Difference | None:
     """None where the tokens are the same. The text of the same tokens must be, too."""
     pairs = zip(alone.tokens, other.tokens, strict=False)

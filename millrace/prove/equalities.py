@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from millrace.prove.compare import Comparison, compared
-from millrace.prove.questions import Answer, Question, next_turn, text_of
-from millrace.prove.report import Line, Verdict
+from millrace.prove.questions import ProvedAnswer, Question, next_turn, text_of
+from millrace.prove.report import ReportLine, Verdict
 from millrace.prove.served import Served
 
 _FOLLOW_UP = 24
@@ -31,12 +31,12 @@ class Reference(msgspec.Struct, frozen=True):
     """The questions and their answers alone."""
 
     questions: list[Question]
-    answers: list[Answer]
+    answers: list[ProvedAnswer]
     allowed: float
     """How far apart two tokens' logprobs may be for a near-tie."""
     width: int
 
-    def compare(self, at: Sequence[int], others: Sequence[Answer]) -> Comparison:
+    def compare(self, at: Sequence[int], others: Sequence[ProvedAnswer]) -> Comparison:
         return compared(
             [self.questions[i] for i in at],
             [self.answers[i] for i in at],
@@ -60,7 +60,7 @@ def alone(server: Served, questions: list[Question], allowed: float, doing: Doin
     return Reference(questions, answers, allowed, server.width())
 
 
-def repeated(server: Served, reference: Reference, doing: Doing) -> list[Line]:
+def repeated(server: Served, reference: Reference, doing: Doing) -> list[ReportLine]:
     """Alone once more, or nothing could be compared with it."""
     doing("alone, again")
     at = reference.first(1)
@@ -69,8 +69,12 @@ def repeated(server: Served, reference: Reference, doing: Doing) -> list[Line]:
 
 
 def lines_of(
-    check: str, reference: Reference, at: Sequence[int], others: Sequence[Answer], besides: str = ""
-) -> list[Line]:
+    check: str,
+    reference: Reference,
+    at: Sequence[int],
+    others: Sequence[ProvedAnswer],
+    besides: str = "",
+) -> list[ReportLine]:
     """One line at temperature 0 and one by seed, so that each says what it proves."""
     lines = []
     for kind, seeded in (("temperature 0", False), ("by seed", True)):
@@ -84,8 +88,8 @@ def lines_of(
     return lines
 
 
-def _line(check: str, found: Comparison, besides: str = "") -> Line:
-    return Line(
+def _line(check: str, found: Comparison, besides: str = "") -> ReportLine:
+    return ReportLine(
         check=check,
         verdict=found.verdict,
         detail="; ".join(filter(None, (found.told(), besides))),
@@ -99,13 +103,13 @@ def _line(check: str, found: Comparison, besides: str = "") -> Line:
     )
 
 
-def batched(server: Served, reference: Reference, doing: Doing) -> list[Line]:
+def batched(server: Served, reference: Reference, doing: Doing) -> list[ReportLine]:
     """All at once, greedy and drawn ones side by side; every other one tells its logprobs."""
     questions = reference.questions
     doing(f"batched: {len(questions)} answers at once")
 
-    def one(i: int) -> Callable[[threading.Barrier], Answer]:
-        def ask(barrier: threading.Barrier) -> Answer:
+    def one(i: int) -> Callable[[threading.Barrier], ProvedAnswer]:
+        def ask(barrier: threading.Barrier) -> ProvedAnswer:
             barrier.wait()
             return server.ask(questions[i], salt="shared", scored=i % 2 == 1)
 
@@ -116,7 +120,7 @@ def batched(server: Served, reference: Reference, doing: Doing) -> list[Line]:
     return lines_of("batched", reference, range(len(questions)), answers, besides)
 
 
-def cached(server: Served, reference: Reference, doing: Doing) -> list[Line]:
+def cached(server: Served, reference: Reference, doing: Doing) -> list[ReportLine]:
     """The same prompts again, of which all but the last token must be found."""
     at = reference.first(4)
     answers = []
@@ -132,7 +136,7 @@ def cached(server: Served, reference: Reference, doing: Doing) -> list[Line]:
     return lines_of("cached", reference, at, answers, besides)
 
 
-def continued(server: Served, reference: Reference, doing: Doing) -> list[Line]:
+def continued(server: Served, reference: Reference, doing: Doing) -> list[ReportLine]:
     """The next turn: prompt and answer are found, what is new is run."""
     at = reference.first(2)
     more = text_of("proof/more", _FOLLOW_UP, server.tokenize)
@@ -155,7 +159,7 @@ def continued(server: Served, reference: Reference, doing: Doing) -> list[Line]:
     return lines_of("next turn", own, range(len(asked)), answers, besides)
 
 
-def streamed(server: Served, reference: Reference, doing: Doing) -> list[Line]:
+def streamed(server: Served, reference: Reference, doing: Doing) -> list[ReportLine]:
     """As tokens, and as OpenAI's stream of text."""
     at = reference.first(4)
     answers, texts, differing = [], 0, 0
@@ -173,10 +177,10 @@ def streamed(server: Served, reference: Reference, doing: Doing) -> list[Line]:
         return [*lines, _unmet("streamed, as text", "no tokens were the same")]
     told = f"{texts - differing} of {texts} texts of OpenAI's stream the same"
     verdict: Verdict = "fail" if differing else "pass"
-    return [*lines, Line(check="streamed, as text", verdict=verdict, detail=told)]
+    return [*lines, ReportLine(check="streamed, as text", verdict=verdict, detail=told)]
 
 
-def from_disk(server: Served, reference: Reference, doing: Doing) -> list[Line]:
+def from_disk(server: Served, reference: Reference, doing: Doing) -> list[ReportLine]:
     """After a restart: what the engine that was killed had cached is found on disk."""
     at = [i for i in reference.first(4) if i not in reference.first(2)] or reference.first(1)
     doing("from disk")
@@ -203,7 +207,7 @@ def _wait_written(server: Served) -> None:
         time.sleep(0.1)
 
 
-def resumed(server: Served, reference: Reference, doing: Doing) -> list[Line]:
+def resumed(server: Served, reference: Reference, doing: Doing) -> list[ReportLine]:
     """The engine is killed while it answers; the streams go on with another."""
     at = reference.first(2)
     _wait_written(server)
@@ -213,7 +217,7 @@ def resumed(server: Served, reference: Reference, doing: Doing) -> list[Line]:
     killed: list[float] = []
     ready = threading.Event()
 
-    def one(n: int) -> Callable[[threading.Barrier], Answer]:
+    def one(n: int) -> Callable[[threading.Barrier], ProvedAnswer]:
         def seen(tokens: int, now: float) -> None:
             counts[n] = tokens
             if all(c >= _KILL_AT for c in counts):
@@ -221,7 +225,7 @@ def resumed(server: Served, reference: Reference, doing: Doing) -> list[Line]:
             if killed and now > killed[0] and after[n] is None:
                 after[n] = now - killed[0]
 
-        def ask(barrier: threading.Barrier) -> Answer:
+        def ask(barrier: threading.Barrier) -> ProvedAnswer:
             barrier.wait()
             return server.stream(reference.questions[at[n]], salt=f"resumed {n}", seen=seen)
 
@@ -257,10 +261,10 @@ def resumed(server: Served, reference: Reference, doing: Doing) -> list[Line]:
     gap = max((a for a in after if a is not None), default=0.0)
     figures: dict[str, float | int | str | None] = {"ready_s": back[0], "streams_go_on_s": gap}
     told = f"{gap:.2f} s from the kill to the streams' next tokens, {back[0]:.2f} s to ready"
-    return [*lines, Line(check="restart", verdict="told", detail=told, figures=figures)]
+    return [*lines, ReportLine(check="restart", verdict="told", detail=told, figures=figures)]
 
 
-def guessed(server: Served, reference: Reference, doing: Doing) -> list[Line]:
+def guessed(server: Served, reference: Reference, doing: Doing) -> list[ReportLine]:
     """With guesses on, one at a time: fewer steps than tokens, and the same tokens."""
     at = reference.first(4)
     before, answers = server.steps(), []
@@ -276,5 +280,5 @@ def guessed(server: Served, reference: Reference, doing: Doing) -> list[Line]:
     return lines
 
 
-def _unmet(check: str, why: str) -> Line:
-    return Line(check=check, verdict="not run", detail=why)
+def _unmet(check: str, why: str) -> ReportLine:
+    return ReportLine(check=check, verdict="not run", detail=why)

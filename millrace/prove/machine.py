@@ -10,17 +10,17 @@ import platform
 
 from millrace import __version__
 from millrace.models.blas import mlx_backend, usable_cores
-from millrace.models.device import GIB, Probe, host_memory, versions
+from millrace.models.device import GIB, DeviceProbe, host_memory, versions
 from millrace.models.resolve import Resolved
 from millrace.models.store import describe
 from millrace.prove.report import cleaned
-from millrace.prove.served import State
+from millrace.prove.served import ServedState
 
 _BUSY = 0.3
 _WIDER = 1.5
 
 
-def machine(probe: Probe) -> dict[str, str]:
+def machine(probe: DeviceProbe) -> dict[str, str]:
     device = probe.device
     found = versions()
     own = probe.kernels
@@ -67,7 +67,7 @@ def shape_of(model: Resolved) -> str:
     return ", ".join(filter(None, parts))
 
 
-def fits_twice(model: Resolved, probe: Probe) -> bool:
+def fits_twice(model: Resolved, probe: DeviceProbe) -> bool:
     """Whether mlx-lm may load the model beside the server's engine."""
     found = describe(model.path)
     once = found.bytes
@@ -75,7 +75,7 @@ def fits_twice(model: Resolved, probe: Probe) -> bool:
     return once + beside < 0.7 * probe.device.memory
 
 
-def widened(model: Resolved, state: State) -> str:
+def widened(model: Resolved, state: ServedState) -> str:
     """What the weights were widened to that the server holds: f32, bf16, or keep for nothing.
 
     A CPU's own kernels take them packed and compute in float32, which is what mlx-lm has then.

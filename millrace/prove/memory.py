@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from millrace.errors import SetupError
 from millrace.prove.equalities import Doing
 from millrace.prove.processes import resident
-from millrace.prove.questions import Question, Settings, text_of
-from millrace.prove.report import Line, Verdict
-from millrace.prove.served import Served, State
+from millrace.prove.questions import Question, QuestionSettings, text_of
+from millrace.prove.report import ReportLine, Verdict
+from millrace.prove.served import Served, ServedState
 
 SLACK = 1.15
 _CLIENTS = 8
@@ -28,7 +28,7 @@ _HELD_TOKENS = 2400
 _MIB = 1 << 20
 
 
-def budget(state: State) -> int:
+def budget(state: ServedState) -> int:
     """Bytes for running state, and as many for prefixes: small, so that the load goes beyond them."""
     least = _LEAST_ON_CPU if state.device == "cpu" else _LEAST_ON_GPU
     return max(least, int(_HELD_TOKENS * (state.kv_bytes_per_token or 0)))
@@ -43,7 +43,7 @@ class _Watch:
         self.on_cpu = self.rest.device == "cpu"
         self.most = self.state = self.freed = 0
 
-    def held(self, state: State) -> int:
+    def held(self, state: ServedState) -> int:
         if not self.on_cpu:
             return state.device_memory.active if state.device_memory else 0
         found = None if state.engine_pid is None else resident(state.engine_pid)
@@ -63,7 +63,9 @@ class _Watch:
             self.look()
 
 
-def under_load(server: Served, settings: Settings, given: int, doing: Doing) -> list[Line]:
+def under_load(
+    server: Served, settings: QuestionSettings, given: int, doing: Doing
+) -> list[ReportLine]:
     watch = _Watch(server)
     rest = watch.rest
     weights = rest.weight_bytes or 0
@@ -90,10 +92,10 @@ def under_load(server: Served, settings: Settings, given: int, doing: Doing) -> 
     }
     held = watch.most <= allowed and watch.state <= given
     verdict: Verdict = "pass" if held else "fail"
-    return [Line(check="memory", verdict=verdict, detail=detail, figures=figures)]
+    return [ReportLine(check="memory", verdict=verdict, detail=detail, figures=figures)]
 
 
-def _load(server: Served, settings: Settings, watch: _Watch, doing: Doing) -> None:
+def _load(server: Served, settings: QuestionSettings, watch: _Watch, doing: Doing) -> None:
     """More than there is room for, from several clients."""
     dice = random.Random(1)
     todo = [

@@ -46,7 +46,7 @@ def furnish(room: Path) -> None:
             (own / name).symlink_to(kept.resolve(), target_is_directory=True)
 
 
-class Child:
+class ChildProcess:
     """A process and the file its output goes to."""
 
     def __init__(self, name: str, process: subprocess.Popen[str], log: Path) -> None:
@@ -62,7 +62,9 @@ class Child:
 
 
 @contextlib.contextmanager
-def child(name: str, module: str, *words: str, room: Path, talks: bool = False) -> Iterator[Child]:
+def child(
+    name: str, module: str, *words: str, room: Path, talks: bool = False
+) -> Iterator[ChildProcess]:
     """`python -m MODULE WORDS` for the time of the block; `talks` opens pipes to it."""
     log = room / f"{len(list(room.glob('*.log')))}.log"
     with log.open("w") as out:
@@ -76,7 +78,7 @@ def child(name: str, module: str, *words: str, room: Path, talks: bool = False) 
             text=True,
         )
     try:
-        yield Child(name, process, log)
+        yield ChildProcess(name, process, log)
     finally:
         process.terminate()
         try:

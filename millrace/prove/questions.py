@@ -23,7 +23,7 @@ _DOUBLINGS = 6
 _SPREAD = (0.03, 0.07, 0.14, 0.22, 0.38, 0.51, 0.71, 1.0)
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class QuestionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How much is asked."""
 
     prompts: int = 8
@@ -40,7 +40,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Requests of the load under which memory is watched."""
 
 
-QUICK = Settings(
+QUICK = QuestionSettings(
     prompts=4,
     longest=200,
     tokens=24,
@@ -77,7 +77,7 @@ class Question(msgspec.Struct, frozen=True):
         return said
 
 
-class Answer(msgspec.Struct, frozen=True):
+class ProvedAnswer(msgspec.Struct, frozen=True):
     tokens: list[int]
     text: str = ""
     cached: int = 0
@@ -102,7 +102,7 @@ def lengths(count: int, longest: int) -> list[int]:
     return [max(4, round(share * longest)) for share in shares]
 
 
-def make(settings: Settings, tokenize: Tokenize, window: int) -> list[Question]:
+def make(settings: QuestionSettings, tokenize: Tokenize, window: int) -> list[Question]:
     """Each prompt greedy, then each drawn by a seed of its own. The first two of both are longer."""
     longest = min(settings.longest, window // 2)
     prompts = [
@@ -118,7 +118,7 @@ def make(settings: Settings, tokenize: Tokenize, window: int) -> list[Question]:
     return made
 
 
-def next_turn(question: Question, answer: Answer, more: Sequence[int]) -> Question:
+def next_turn(question: Question, answer: ProvedAnswer, more: Sequence[int]) -> Question:
     """The conversation goes on: what was asked and answered, and something new."""
     ids = [*question.ids, *answer.tokens, *more]
     return Question(ids, question.tokens, question.seed)

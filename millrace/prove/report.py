@@ -25,7 +25,7 @@ _ADDRESS = re.compile(r"https?://\S+")
 _SHORTEST_NAME = 3
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class ReportLine(msgspec.Struct, frozen=True, kw_only=True):
     check: str
     verdict: Verdict
     detail: str
@@ -37,10 +37,10 @@ class ModelProof(msgspec.Struct, kw_only=True):
 
     name: str
     shape: str
-    lines: list[Line] = []
+    lines: list[ReportLine] = []
 
 
-class Proof(msgspec.Struct, kw_only=True):
+class ProofReport(msgspec.Struct, kw_only=True):
     """All of it."""
 
     date: str
@@ -95,12 +95,12 @@ def own_names() -> tuple[str, ...]:
     return tuple(sorted(filter(None, found), key=len, reverse=True))
 
 
-def as_json(proof: Proof) -> str:
+def as_json(proof: ProofReport) -> str:
     body = msgspec.to_builtins(proof) | {"summary": proof.summary(), "status": proof.status}
     return msgspec.json.format(msgspec.json.encode(body), indent=1).decode() + "\n"
 
 
-def as_markdown(proof: Proof) -> str:
+def as_markdown(proof: ProofReport) -> str:
     """The file to attach; what the lines mean is in docs/platforms.md."""
     size = "quick" if proof.quick else "whole"
     out = [

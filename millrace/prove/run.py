@@ -16,17 +16,17 @@ import httpx
 import msgspec
 
 from millrace.errors import MillraceError
-from millrace.models.device import Probe
+from millrace.models.device import DeviceProbe
 from millrace.models.resolve import Resolved
 from millrace.prove import equalities, memory, speed
 from millrace.prove.compare import tolerance
 from millrace.prove.machine import fits_twice, machine, name_of, shape_of, widened
 from millrace.prove.processes import furnish
-from millrace.prove.questions import Settings, make
-from millrace.prove.report import Line, ModelProof, Proof, cleaned
+from millrace.prove.questions import QuestionSettings, make
+from millrace.prove.report import ModelProof, ProofReport, ReportLine, cleaned
 from millrace.prove.served import Served, serve
 
-Check = Callable[[Served, equalities.Reference, equalities.Doing], list[Line]]
+Check = Callable[[Served, equalities.Reference, equalities.Doing], list[ReportLine]]
 _FIRST: tuple[tuple[str, Check], ...] = (
     ("alone again", equalities.repeated),
     ("batched", equalities.batched),
@@ -53,7 +53,7 @@ class Watcher(Protocol):
 
     def begin(self, model: ModelProof) -> None: ...
 
-    def found(self, line: Line) -> None: ...
+    def found(self, line: ReportLine) -> None: ...
 
     def trouble(self, check: str, why: str) -> None:
         """The whole of a fault, for the terminal alone."""
@@ -61,17 +61,17 @@ class Watcher(Protocol):
 
 def prove(
     models: list[Resolved],
-    probe: Probe,
-    settings: Settings,
+    probe: DeviceProbe,
+    settings: QuestionSettings,
     watcher: Watcher,
     *,
     quick: bool = False,
     options: tuple[str, ...] = (),
-) -> Proof:
+) -> ProofReport:
     """All models, one after the other; `options` go to their servers."""
     begin = time.monotonic()
     date = time.strftime("%Y-%m-%d", time.gmtime())
-    proof = Proof(date=date, quick=quick, machine=machine(probe))
+    proof = ProofReport(date=date, quick=quick, machine=machine(probe))
     for model in models:
         one = ModelProof(name=name_of(model), shape=shape_of(model))
         if options:
@@ -90,8 +90,8 @@ class _OneModel:
     def __init__(
         self,
         model: Resolved,
-        probe: Probe,
-        settings: Settings,
+        probe: DeviceProbe,
+        settings: QuestionSettings,
         watcher: Watcher,
         into: ModelProof,
         room: Path,
@@ -125,9 +125,9 @@ class _OneModel:
         """What a server that did not start kept from running."""
         for check in checks:
             if not any(line.check.startswith(check) for line in self._into.lines):
-                self._add(Line(check=check, verdict="not run", detail="there is no server"))
+                self._add(ReportLine(check=check, verdict="not run", detail="there is no server"))
 
-    def _as_served(self) -> list[Line]:
+    def _as_served(self) -> list[ReportLine]:
         """The server as anybody starts it."""
         self._watcher.doing("starting a server")
         with serve(self._folder, "--cache-disk", _DISK, *self._options, room=self._room) as server:
@@ -155,7 +155,7 @@ class _OneModel:
         if reference is not None:
             self._tried(check, lambda: run(server, reference, self._watcher.doing))
 
-    def _mlx_lm(self, server: Served | None = None) -> list[Line]:
+    def _mlx_lm(self, server: Served | None = None) -> list[ReportLine]:
         """Beside a server that runs, or without one where there is no room for the model twice."""
         doing, reference = self._watcher.doing, self._reference
         if reference is None:
@@ -168,15 +168,15 @@ class _OneModel:
             if server is None:
                 told += "; no room for the model twice, so that its speed is not beside ours"
             figures: dict[str, float | int | str | None] = {"seconds": other.started_in}
-            self._add(Line(check="mlx-lm", verdict="told", detail=told, figures=figures))
+            self._add(ReportLine(check="mlx-lm", verdict="told", detail=told, figures=figures))
             for line in speed.same_as_mlx_lm(other, reference, doing):
                 self._add(line)
             return [] if server is None else self._speed(server, other)
 
-    def _speed(self, server: Served, other: speed.Beside | None) -> list[Line]:
+    def _speed(self, server: Served, other: speed.PlainModel | None) -> list[ReportLine]:
         return speed.measure(server, other, self._settings, self._watcher.doing)
 
-    def _tight(self) -> list[Line]:
+    def _tight(self) -> list[ReportLine]:
         """With guesses, and with less memory than the load asks for."""
         self._watcher.doing("starting a server with guesses and little memory")
         given = f"{self._budget >> 20}M"
@@ -196,7 +196,7 @@ class _OneModel:
             )
         return []
 
-    def _tried(self, check: str, run: Callable[[], list[Line]]) -> bool:
+    def _tried(self, check: str, run: Callable[[], list[ReportLine]]) -> bool:
         try:
             lines = run()
         except _FAULTS as error:
@@ -209,14 +209,14 @@ class _OneModel:
     def _fault(self, check: str, error: BaseException) -> None:
         why = str(error) or type(error).__name__
         self._watcher.trouble(check, why)
-        self._add(Line(check=check, verdict="not run", detail=cleaned(why)))
+        self._add(ReportLine(check=check, verdict="not run", detail=cleaned(why)))
 
-    def _add(self, line: Line) -> None:
+    def _add(self, line: ReportLine) -> None:
         self._into.lines.append(line)
         self._watcher.found(line)
 
 
-def _started(check: str, server: Served, besides: str) -> Line:
+def _started(check: str, server: Served, besides: str) -> ReportLine:
     state = server.state()
     loaded = f", of which {state.load_seconds:.2f} s loading" if state.load_seconds else ""
     told = f"{server.started_in:.2f} s to the first answer{loaded}"
@@ -224,7 +224,7 @@ def _started(check: str, server: Served, besides: str) -> Line:
         told += f"; {besides}"
     else:
         told += f"; {state.device}, {state.dtype}, weights {(state.weight_bytes or 0) >> 20:,} MiB"
-    return Line(
+    return ReportLine(
         check=check,
         verdict="told",
         detail=told,

@@ -20,8 +20,8 @@ import msgspec
 from millrace.bench.sse import DONE, Events, error_text
 from millrace.errors import SetupError
 from millrace.ports import free_port
-from millrace.prove.processes import Child, child
-from millrace.prove.questions import REPORTED, Answer, Question
+from millrace.prove.processes import ChildProcess, child
+from millrace.prove.questions import REPORTED, ProvedAnswer, Question
 
 PATIENCE = 600.0
 """Seconds for a start and for an answer."""
@@ -58,7 +58,7 @@ class Memory(msgspec.Struct):
     total: int = 0
 
 
-class State(msgspec.Struct, kw_only=True):
+class ServedState(msgspec.Struct, kw_only=True):
     """What `/v1/status` tells of the model."""
 
     name: str
@@ -78,13 +78,13 @@ class State(msgspec.Struct, kw_only=True):
 
 
 class _Status(msgspec.Struct):
-    models: list[State]
+    models: list[ServedState]
 
 
 class Served:
     """A running server."""
 
-    def __init__(self, process: Child, url: str) -> None:
+    def __init__(self, process: ChildProcess, url: str) -> None:
         self._child = process
         self.http = httpx.Client(
             base_url=url,
@@ -120,7 +120,7 @@ class Served:
             raise SetupError(f"{path}: HTTP {answer.status_code}: {error_text(answer.content)}")
         return answer.content
 
-    def state(self) -> State:
+    def state(self) -> ServedState:
         return msgspec.json.decode(self.get("/v1/status"), type=_Status).models[0]
 
     def width(self) -> int:
@@ -140,14 +140,14 @@ class Served:
             raise SetupError(f"/tokenize: {error_text(answer.content)}")
         return list(answer.json()["tokens"])
 
-    def ask(self, question: Question, *, salt: str, scored: bool = False) -> Answer:
+    def ask(self, question: Question, *, salt: str, scored: bool = False) -> ProvedAnswer:
         """One answer, whole. Only questions of the same salt share state; `scored` tells logprobs."""
         answer = self.http.post("/generate", json=_body(question, salt, scored))
         if answer.status_code != 200:
             raise SetupError(f"HTTP {answer.status_code}: {error_text(answer.content)}")
         return _read(msgspec.json.decode(answer.content, type=_Generated))
 
-    def stream(self, question: Question, *, salt: str, seen: Seen) -> Answer:
+    def stream(self, question: Question, *, salt: str, seen: Seen) -> ProvedAnswer:
         """The same as it is made. What comes later may only add to what came before."""
         before: list[int] = []
         last = b""
@@ -184,7 +184,9 @@ class Served:
             text += "".join(choice["text"] for choice in event["choices"])
         return text
 
-    def together(self, work: Sequence[Callable[[threading.Barrier], Answer]]) -> list[Answer]:
+    def together(
+        self, work: Sequence[Callable[[threading.Barrier], ProvedAnswer]]
+    ) -> list[ProvedAnswer]:
         """All at once: each waits at the barrier until all are there."""
         barrier = threading.Barrier(len(work))
         with ThreadPoolExecutor(len(work)) as pool:
@@ -232,7 +234,7 @@ def _body(question: Question, salt: str, scored: bool) -> dict[str, Any]:
     return body
 
 
-def _read(answer: _Generated) -> Answer:
+def _read(answer: _Generated) -> ProvedAnswer:
     if answer.error is not None:
         raise SetupError(f"The answer failed: {answer.error}")
     meta = answer.meta_info
@@ -242,4 +244,4 @@ def _read(answer: _Generated) -> Answer:
             {token: p for p, token, _ in top or ()} | {own[1]: own[0]}
             for own, top in zip(meta.output_token_logprobs, meta.output_top_logprobs, strict=True)
         ]
-    return Answer(answer.output_ids, answer.text, meta.cached_tokens, tops)
+    return ProvedAnswer(answer.output_ids, answer.text, meta.cached_tokens, tops)

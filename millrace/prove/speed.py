@@ -16,11 +16,11 @@ from pathlib import Path
 import msgspec
 
 from millrace.errors import SetupError
-from millrace.prove.beside import Order, Reply, Timed
+from millrace.prove.beside import BatchOrder, BatchReply, Timed
 from millrace.prove.equalities import Doing, Reference, lines_of
-from millrace.prove.processes import Child, child
-from millrace.prove.questions import Answer, Question, Settings, text_of
-from millrace.prove.report import Line
+from millrace.prove.processes import ChildProcess, child
+from millrace.prove.questions import ProvedAnswer, Question, QuestionSettings, text_of
+from millrace.prove.report import ReportLine
 from millrace.prove.served import Served
 
 ROWS = (1, 4, 8)
@@ -28,10 +28,10 @@ _SAME_SECONDS = 20.0
 """After which no further answer of mlx-lm's is asked for; without a GPU it takes long."""
 
 
-class Beside:
+class PlainModel:
     """mlx-lm, loaded and waiting."""
 
-    def __init__(self, process: Child) -> None:
+    def __init__(self, process: ChildProcess) -> None:
         self._child = process
         since = time.perf_counter()
         self._hear()
@@ -39,7 +39,7 @@ class Beside:
         """Seconds for importing mlx-lm and loading the model."""
         self.note = self._hear().note
 
-    def order(self, order: Order) -> Reply:
+    def order(self, order: BatchOrder) -> BatchReply:
         pipe = self._child.process.stdin
         if pipe is None:
             raise self._child.failed("has no pipes.")
@@ -50,37 +50,39 @@ class Beside:
             raise self._child.failed("ended early.") from None
         return self._hear()
 
-    def _hear(self) -> Reply:
+    def _hear(self) -> BatchReply:
         pipe = self._child.process.stdout
         line = pipe.readline() if pipe else ""
         if not line:
             raise self._child.failed("ended early.")
-        return msgspec.json.decode(line, type=Reply)
+        return msgspec.json.decode(line, type=BatchReply)
 
 
 @contextlib.contextmanager
-def beside(folder: Path, weights: str, *, room: Path) -> Iterator[Beside]:
+def beside(folder: Path, weights: str, *, room: Path) -> Iterator[PlainModel]:
     words = ("millrace.prove.beside", str(folder), weights)
     with child("mlx-lm", *words, room=room, talks=True) as process:
-        yield Beside(process)
+        yield PlainModel(process)
 
 
-def same_as_mlx_lm(other: Beside, reference: Reference, doing: Doing) -> list[Line]:
+def same_as_mlx_lm(other: PlainModel, reference: Reference, doing: Doing) -> list[ReportLine]:
     """Our answers alone beside those of mlx-lm's own loop, at temperature 0."""
     at = [i for i in reference.first(4) if reference.questions[i].seed is None]
-    answers = list[Answer]()
+    answers = list[ProvedAnswer]()
     deadline = time.monotonic() + _SAME_SECONDS
     for n, i in enumerate(at):
         if answers and time.monotonic() > deadline:
             break
         doing(f"mlx-lm alone: answer {n + 1} of {len(at)}")
         question = reference.questions[i]
-        found = other.order(Order([question.ids], question.tokens)).answers
-        answers.append(Answer(found[0]))
+        found = other.order(BatchOrder([question.ids], question.tokens)).answers
+        answers.append(ProvedAnswer(found[0]))
     return lines_of("alone as mlx-lm", reference, at[: len(answers)], answers)[:1]
 
 
-def measure(server: Served, other: Beside | None, settings: Settings, doing: Doing) -> list[Line]:
+def measure(
+    server: Served, other: PlainModel | None, settings: QuestionSettings, doing: Doing
+) -> list[ReportLine]:
     """Rounds of both in turn, until the time for them is over."""
     contenders: dict[str, Callable[[list[list[int]]], Timed]] = {
         "ours": lambda prompts: _ours(server, prompts, settings.speed_tokens)
@@ -106,8 +108,8 @@ def measure(server: Served, other: Beside | None, settings: Settings, doing: Doi
 
 
 def _line(
-    kind: str, rows: int, times: dict[tuple[str, int], list[Timed]], settings: Settings
-) -> Line:
+    kind: str, rows: int, times: dict[tuple[str, int], list[Timed]], settings: QuestionSettings
+) -> ReportLine:
     speeds = {
         name: statistics.median(
             rows * settings.speed_prompt / t.prefill
@@ -128,18 +130,18 @@ def _line(
     figures["rounds"] = rounds
     row = "row" if rows == 1 else "rows"
     told += f" ({rounds} {'round' if rounds == 1 else 'rounds'})"
-    return Line(check=f"{kind}, {rows} {row}", verdict="told", detail=told, figures=figures)
+    return ReportLine(check=f"{kind}, {rows} {row}", verdict="told", detail=told, figures=figures)
 
 
-def _prompts(server: Served, settings: Settings, rows: int, stream: str) -> list[list[int]]:
+def _prompts(server: Served, settings: QuestionSettings, rows: int, stream: str) -> list[list[int]]:
     return [
         text_of(f"speed/{stream}/{rows}/{i}", settings.speed_prompt, server.tokenize)
         for i in range(rows)
     ]
 
 
-def _theirs(other: Beside, prompts: list[list[int]], tokens: int) -> Timed:
-    timed = other.order(Order(prompts, tokens, timed=True)).timed
+def _theirs(other: PlainModel, prompts: list[list[int]], tokens: int) -> Timed:
+    timed = other.order(BatchOrder(prompts, tokens, timed=True)).timed
     if timed is None:
         raise SetupError("mlx-lm gave no times.")
     return timed
@@ -150,8 +152,8 @@ def _ours(server: Served, prompts: list[list[int]], tokens: int) -> Timed:
     events: list[list[tuple[int, float]]] = [[] for _ in prompts]
     begins: list[float] = []
 
-    def one(n: int) -> Callable[[threading.Barrier], Answer]:
-        def ask(barrier: threading.Barrier) -> Answer:
+    def one(n: int) -> Callable[[threading.Barrier], ProvedAnswer]:
+        def ask(barrier: threading.Barrier) -> ProvedAnswer:
             barrier.wait()
             begins.append(time.perf_counter())
             return server.stream(

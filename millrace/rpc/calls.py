@@ -25,7 +25,7 @@ _LARGE = 1 << 20
 """Bytes of a message beyond which it is read on a thread."""
 
 
-class Calls(grpc.aio.ServerInterceptor):
+class CallInterceptor(grpc.aio.ServerInterceptor):
     def __init__(self, reader_timeout: float) -> None:
         """`reader_timeout` is how many seconds a caller may leave one message of a stream unread."""
         self._patience = reader_timeout

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 
 from millrace.errors import SetupError
-from millrace.rpc.calls import Calls
+from millrace.rpc.calls import CallInterceptor
 
 MOST_BYTES = 50 << 20
 """Of one message, either way: what LocalAI and the gateway send at most."""
@@ -31,7 +31,7 @@ READER_TIMEOUT = 60.0
 
 
 def make_server(reader_timeout: float = READER_TIMEOUT) -> grpc.aio.Server:
-    return grpc.aio.server(interceptors=[Calls(reader_timeout)], options=_OPTIONS)
+    return grpc.aio.server(interceptors=[CallInterceptor(reader_timeout)], options=_OPTIONS)
 
 
 def listen(server: grpc.aio.Server, address: str) -> int:

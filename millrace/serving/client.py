@@ -53,7 +53,7 @@ from millrace.serving.in_flight import InFlight
 from millrace.serving.keeper import Keeper, State
 from millrace.serving.metrics import ModelMetrics
 from millrace.serving.queries import CacheQueries, not_ready, patiently
-from millrace.serving.ranks.group import Group
+from millrace.serving.ranks.group import RankGroup
 from millrace.serving.supplying import PictureSupply
 from millrace.serving.suspicion import Suspicion
 
@@ -89,7 +89,7 @@ class EngineClient:
         self._supply = PictureSupply(self._keeper.send_encoded, lambda: self.ready, self._failed)
         self._numbers = itertools.count(1)
         self.in_flight: dict[int, Active] = {}
-        self.group: Group | None = None
+        self.group: RankGroup | None = None
         self.when_idle: Callable[[], None] = lambda: None
         """Called when the last request has left."""
 

@@ -15,7 +15,7 @@ import zmq
 import zmq.asyncio
 
 from millrace.config import EngineConfig
-from millrace.flight import Reading, Recording
+from millrace.flight import FlightReading, Recording
 from millrace.protocol import (
     Encoded,
     FromEngine,
@@ -59,7 +59,7 @@ class Connection(Protocol):
     async def receive(self) -> FromEngine:
         """The next message. Raises EngineGone once the engine has ended and nothing is left."""
 
-    def reading(self) -> Reading | None:
+    def reading(self) -> FlightReading | None:
         """What the engine's recorder holds, also after its end; None if it has none."""
 
     def kill(self, why: str, cause: Cause) -> None:
@@ -143,7 +143,7 @@ class ProcessConnection:
             return decoded(data)
         raise self._killed or gone(self._process.returncode)
 
-    def reading(self) -> Reading | None:
+    def reading(self) -> FlightReading | None:
         return self._recording.read()
 
     def kill(self, why: str, cause: Cause) -> None:

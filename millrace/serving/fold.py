@@ -10,10 +10,10 @@ from millrace.text.deltas import (
     Content,
     Delta,
     Event,
-    Finish,
     Idle,
     PromptScores,
     Reasoning,
+    TextFinish,
     ToolCallArguments,
     ToolCallStart,
     Usage,
@@ -28,13 +28,13 @@ class ToolCall:
 
 
 @dataclass
-class Answer:
+class FoldedAnswer:
     """One choice, complete."""
 
     content: str = ""
     reasoning: str = ""
     calls: list[ToolCall] = field(default_factory=list)
-    finish: Finish | None = None
+    finish: TextFinish | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     """All that it made, a stop token that ended it included."""
@@ -53,12 +53,12 @@ class Answer:
                 self.calls.append(ToolCall(id, name))
             case ToolCallArguments(index=index, text=text):
                 self.calls[index].arguments += text
-            case Finish() as finish:
+            case TextFinish() as finish:
                 self.finish = finish
 
 
-async def fold(events: AsyncIterator[Event], n: int) -> tuple[list[Answer], Usage]:
-    answers = [Answer() for _ in range(n)]
+async def fold(events: AsyncIterator[Event], n: int) -> tuple[list[FoldedAnswer], Usage]:
+    answers = [FoldedAnswer() for _ in range(n)]
     usage = Usage(0, 0)
     async for event in events:
         match event:

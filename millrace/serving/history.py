@@ -29,7 +29,7 @@ class Reading(msgspec.Struct, frozen=True):
     reserved_bytes: int = 0
 
 
-class Sample(msgspec.Struct, frozen=True):
+class HistorySample(msgspec.Struct, frozen=True):
     """One second: rates per second, and levels at its end."""
 
     time: float
@@ -52,13 +52,13 @@ class Sample(msgspec.Struct, frozen=True):
 
 class History:
     def __init__(self, seconds: int = SECONDS) -> None:
-        self.samples: deque[Sample] = deque(maxlen=seconds)
+        self.samples: deque[HistorySample] = deque(maxlen=seconds)
         self._last: Reading | None = None
 
-    def record(self, time: float, elapsed: float, reading: Reading) -> Sample:
+    def record(self, time: float, elapsed: float, reading: Reading) -> HistorySample:
         """`elapsed` are the seconds since the last call."""
         before, self._last = self._last or reading, reading
-        sample = Sample(
+        sample = HistorySample(
             time=round(time, 3),
             generated=_rate(reading.generated_tokens - before.generated_tokens, elapsed),
             prefilled=_rate(reading.prefilled_tokens - before.prefilled_tokens, elapsed),
@@ -77,7 +77,7 @@ class History:
         """Every field as one list: the names are told once, not six hundred times."""
         return {
             name: [getattr(sample, name) for sample in self.samples]
-            for name in Sample.__struct_fields__
+            for name in HistorySample.__struct_fields__
         }
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from millrace.config import EngineConfig
 from millrace.engine.transport import ThreadTransport
 from millrace.errors import MillraceError
-from millrace.flight import Reading
+from millrace.flight import FlightReading
 from millrace.protocol import Failed, FromEngine, Shutdown, ToEngine, to_engine
 from millrace.serving.connection import EngineGone
 from millrace.serving.suspicion import Cause
@@ -43,7 +43,7 @@ class ThreadConnection:
             raise item
         return item
 
-    def reading(self) -> Reading | None:
+    def reading(self) -> FlightReading | None:
         return None
 
     def kill(self, why: str, cause: Cause) -> None:

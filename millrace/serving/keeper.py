@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from millrace.errors import EngineUnavailable, MillraceError, ModelError, from_code
-from millrace.flight import Reading
+from millrace.flight import FlightReading
 from millrace.protocol import Failed, FromEngine, Loading, Ready, ToEngine
 from millrace.serving.connection import Connection, EngineGone, Garbled
 from millrace.serving.suspicion import Cause
@@ -236,8 +236,8 @@ class Keeper:
         if connection.reading() is None or (pid := connection.pid) is None:
             return
 
-        def read() -> Reading:
-            return connection.reading() or Reading()
+        def read() -> FlightReading:
+            return connection.reading() or FlightReading()
 
         pulse = await until_ill(read, Watch(lambda: processor_time(pid)), self._notice)
         if pulse is Pulse.FROZEN:

@@ -45,7 +45,7 @@ class Bucket:
 
 
 @dataclass(frozen=True)
-class Standing:
+class LimitStanding:
     """What a caller is told of one limit."""
 
     kind: Kind
@@ -93,10 +93,10 @@ class RateLimits:
         if bucket := self._of(caller, now).get("tokens"):
             bucket.take(tokens, now)
 
-    def standings(self, caller: str) -> list[Standing]:
+    def standings(self, caller: str) -> list[LimitStanding]:
         now = self._clock()
         return [
-            Standing(k, b.limit, max(0, math.floor(b.level(now))), b.wait(b.limit, now))
+            LimitStanding(k, b.limit, max(0, math.floor(b.level(now))), b.wait(b.limit, now))
             for k, b in self._of(caller, now).items()
         ]
 

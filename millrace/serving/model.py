@@ -28,7 +28,7 @@ from millrace.serving.request import Request, SamplingRanges, fit, in_range
 from millrace.serving.specprefill import sparse_of
 from millrace.serving.workers import TextDesk
 from millrace.text.conversation import Conversation
-from millrace.text.deltas import Delta, Event, Finish, Idle, PromptScores, Usage
+from millrace.text.deltas import Delta, Event, Idle, PromptScores, TextFinish, Usage
 from millrace.text.fim import Infill, infill_of
 from millrace.text.grammar import Demand
 from millrace.text.pipeline import ChoicePipeline
@@ -389,8 +389,8 @@ class Running:
                     for piece, logprobs, tokens in pipeline.feed(item):
                         if not self._only_prompt:
                             yield Delta(choice, piece, logprobs, tokens)
-                        elif isinstance(piece, Finish):
-                            yield Delta(choice, Finish("length"))
+                        elif isinstance(piece, TextFinish):
+                            yield Delta(choice, TextFinish("length"))
                     if pipeline.done and item.finish is None:
                         self._client.finish_choice(active, choice)
                 case PromptLogprobs(items=items):

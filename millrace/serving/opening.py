@@ -34,7 +34,7 @@ from millrace.serving.model import ServedModel
 from millrace.serving.pictures import ModelPictures, words_in
 from millrace.serving.ranges import MOST
 from millrace.serving.ranks.connection import GroupConnection
-from millrace.serving.ranks.group import Group
+from millrace.serving.ranks.group import RankGroup
 from millrace.serving.request import in_range
 from millrace.serving.residency import Need
 from millrace.text.reading import described
@@ -56,7 +56,7 @@ class Workplace:
         self._numbers = itertools.count()
 
     def launcher(
-        self, config: Callable[[], EngineConfig], group: Group | None = None
+        self, config: Callable[[], EngineConfig], group: RankGroup | None = None
     ) -> Callable[[], Awaitable[Connection]]:
         """With a `group`, of all its ranks."""
 
@@ -169,7 +169,7 @@ class Opening:
 
     def client(self, spec: ModelSpec, config: Callable[[], EngineConfig]) -> EngineClient:
         admission = Admission(spec.engine.max_running, self._max_queue)
-        group = Group(spec.engine) if spec.engine.group is not None else None
+        group = RankGroup(spec.engine) if spec.engine.group is not None else None
         launch = self._workplace.launcher(config, group)
         client = EngineClient(
             launch,

@@ -78,7 +78,7 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Start:
+class ModelStart:
     key: int
     reserved: int
     state: int
@@ -101,7 +101,7 @@ class Drain:
 
 @dataclass(frozen=True)
 class Decision:
-    starts: tuple[Start, ...] = ()
+    starts: tuple[ModelStart, ...] = ()
     ends: tuple[End, ...] = ()
     drains: tuple[Drain, ...] = ()
     """Models in use that are to take no more requests."""
@@ -153,7 +153,7 @@ def decide(
     gone = {e.key for e in ends}
     ends += [End(p.key, "room") for p in places if p.draining and p.free and p.key not in gone]
     leaving = {e.key for e in ends} | {p.key for p in places if p.phase == "leaving"}
-    starts: list[Start] = []
+    starts: list[ModelStart] = []
     refused: list[int] = []
     drains: list[Drain] = []
     due = [p.expires for p in places if p.expires is not None and p.key not in leaving]
@@ -167,7 +167,7 @@ def decide(
         free = limit - taken
         if wish.need.smallest <= free and not twin:
             state = share(wish.need, free, absent(wish.name))
-            starts.append(Start(wish.key, wish.need.fixed + state, state))
+            starts.append(ModelStart(wish.key, wish.need.fixed + state, state))
             taken += wish.need.fixed + state
             starting.add(wish.name)
             continue

@@ -24,9 +24,9 @@ from millrace.serving.residency import (
     Absent,
     Decision,
     End,
+    ModelStart,
     Need,
     Reason,
-    Start,
     decide,
     never_fits,
     pause_left,
@@ -227,7 +227,7 @@ class Residents:
             if (stale or forgone) and not instance.busy:
                 self._leave(instance)
 
-    def _start(self, instance: Instance, start: Start) -> None:
+    def _start(self, instance: Instance, start: ModelStart) -> None:
         unknown = self._limit == _UNKNOWN
         try:
             config = self._opener.told(instance.spec, None if unknown else start.state)

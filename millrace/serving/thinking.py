@@ -32,12 +32,12 @@ class ThinkingFields(Protocol):
     chat_template_kwargs: dict[str, Any] | None
 
 
-class Thinking(NamedTuple):
+class WantedThinking(NamedTuple):
     wanted: bool | None
     budget: int | None
 
 
-def thinking_of(wire: ThinkingFields) -> Thinking:
+def thinking_of(wire: ThinkingFields) -> WantedThinking:
     """What the fields say together."""
     asked: dict[str, bool] = {}
     if wire.enable_thinking is not None:
@@ -56,7 +56,7 @@ def thinking_of(wire: ThinkingFields) -> Thinking:
             "'thinking.budget_tokens' and 'thinking_token_budget' contradict each other.",
             param="thinking.budget_tokens",
         )
-    return Thinking(next(iter(asked.values()), None), next(iter(budgets), None))
+    return WantedThinking(next(iter(asked.values()), None), next(iter(budgets), None))
 
 
 def template_switch(arguments: Mapping[str, Any]) -> bool | None:

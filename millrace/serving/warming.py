@@ -24,7 +24,7 @@ class Talk(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     reasoning_effort: str | None = None
 
 
-class Line(Talk, frozen=True, omit_defaults=True, forbid_unknown_fields=True, kw_only=True):
+class WarmUpLine(Talk, frozen=True, omit_defaults=True, forbid_unknown_fields=True, kw_only=True):
     """A line of a warm-up file: a text, or a conversation."""
 
     messages: list[dict[str, Any]] = []
@@ -45,7 +45,7 @@ class Warmed(msgspec.Struct):
     prefilled_tokens: int
 
 
-def read_file(file: str) -> list[Line]:
+def read_file(file: str) -> list[WarmUpLine]:
     """A warm-up file: an object a line; raises what is wrong with which line."""
     try:
         text = Path(file).expanduser().read_text(encoding="utf-8")
@@ -56,7 +56,7 @@ def read_file(file: str) -> list[Line]:
         if not line.strip():
             continue
         try:
-            read = msgspec.json.decode(line, type=Line)
+            read = msgspec.json.decode(line, type=WarmUpLine)
         except msgspec.DecodeError as error:
             raise SetupError(f"--warm {file}, line {number}: {error}.") from error
         if bool(read.prompt) == bool(read.messages):

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from millrace.flight import Reading
+from millrace.flight import FlightReading
 
 LOOK_SECONDS = 1.0
 JUMP_SECONDS = 4.0
@@ -46,7 +46,7 @@ class Watch:
     """Seconds that the process has computed; None if that cannot be told."""
     frozen: float = FROZEN_SECONDS
     """Seconds of silence after which it is believed to be."""
-    _reading: Reading = field(default_factory=Reading)
+    _reading: FlightReading = field(default_factory=FlightReading)
     _looked: float | None = None
     _silent: float = 0.0
     """Seconds without a heartbeat."""
@@ -55,7 +55,7 @@ class Watch:
     _computed: float | None = None
     """What the process had computed when it fell silent."""
 
-    def look(self, now: float, reading: Reading) -> Pulse:
+    def look(self, now: float, reading: FlightReading) -> Pulse:
         before, self._reading = self._reading, reading
         passed = 0.0 if self._looked is None else now - self._looked
         self._looked = now
@@ -116,7 +116,7 @@ def _waited(pid: int) -> float:
 
 
 async def until_ill(
-    read: Callable[[], Reading],
+    read: Callable[[], FlightReading],
     watch: Watch,
     notice: Callable[[Pulse], None],
     every: float = LOOK_SECONDS,

@@ -18,7 +18,7 @@ from millrace import errors
 from millrace.errors import MillraceError
 from millrace.serving.pool import WorkerPool
 from millrace.text.tasks import ChatTask, EncodeTask, RenderTask, TextSide
-from millrace.text.worker import Broken, Done, Refused, reply_decoder
+from millrace.text.worker import Broken, TaskDone, TaskRefused, reply_decoder
 
 log = logging.getLogger("millrace.serving")
 T = TypeVar("T")
@@ -75,12 +75,12 @@ def _is_short(task: TextTask[Any]) -> bool:
     return isinstance(task, EncodeTask | RenderTask)
 
 
-def _result(reply: Done | Refused | Broken) -> Any:
+def _result(reply: TaskDone | TaskRefused | Broken) -> Any:
     match reply:
-        case Done():
+        case TaskDone():
             found = (reply.prompt, reply.count, reply.tokens, reply.text, reply.inputs)
             return next(value for value in found if value is not None)
-        case Refused(kind=kind, fields=fields):
+        case TaskRefused(kind=kind, fields=fields):
             raise error_of(kind, fields)
         case Broken(trace=trace):
             log.error("a text worker met an unexpected error\n%s", trace)

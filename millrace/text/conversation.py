@@ -62,7 +62,7 @@ class TurnCall(msgspec.Struct, omit_defaults=True):
         return found if self.id is None else {"id": self.id, **found}
 
 
-class Turn(msgspec.Struct, omit_defaults=True):
+class ConversationTurn(msgspec.Struct, omit_defaults=True):
     role: str
     content: str | list[Part] | UnsetType | None = UNSET
     reasoning: str | None = None
@@ -106,7 +106,7 @@ def _rendered(part: Part) -> dict[str, Any]:
 _OWN = frozenset({"role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name"})
 
 
-def turn_of(message: Mapping[str, Any], where: str = "messages") -> Turn:
+def turn_of(message: Mapping[str, Any], where: str = "messages") -> ConversationTurn:
     """A message in OpenAI's terms, which was checked or is about to be."""
     given = {
         "role": message.get("role"),
@@ -119,7 +119,7 @@ def turn_of(message: Mapping[str, Any], where: str = "messages") -> Turn:
     if "content" in message:
         given["content"] = _content_of(message["content"], f"{where}.content")
     try:
-        return msgspec.convert(given, Turn)
+        return msgspec.convert(given, ConversationTurn)
     except msgspec.ValidationError as error:
         raise BadRequest(f"A message cannot be read: {error}.", param="messages") from error
 
@@ -182,7 +182,7 @@ def _call_of(call: Any) -> TurnCall:
 class Conversation:
     """A chat request, whatever protocol it came from."""
 
-    messages: Sequence[Turn]
+    messages: Sequence[ConversationTurn]
     tools: list[dict[str, Any]] = field(default_factory=list)
     tool_choice: ToolChoice = "auto"
     tool_name: str | None = None
@@ -201,7 +201,7 @@ class Conversation:
     def __post_init__(self) -> None:
         # A convenience for programs: messages as they would send them.
         self.messages = [
-            m if isinstance(m, Turn) else turn_of(m, f"messages[{at}]")
+            m if isinstance(m, ConversationTurn) else turn_of(m, f"messages[{at}]")
             for at, m in enumerate(self.messages)
         ]
         if self.effort == "none" and self.thinking is None:
@@ -242,7 +242,7 @@ class Conversation:
         return [turn.rendered() for turn in self.messages]
 
 
-def _without_sources(turn: Turn) -> Turn:
+def _without_sources(turn: ConversationTurn) -> ConversationTurn:
     if not isinstance(turn.content, list):
         return turn
     parts: list[Part] = [

@@ -39,7 +39,7 @@ class ToolCallArguments(msgspec.Struct, frozen=True, tag="tool_call_arguments"):
 Piece = Content | Reasoning | ToolCallStart | ToolCallArguments
 
 
-class Finish(msgspec.Struct, frozen=True, tag="finish"):
+class TextFinish(msgspec.Struct, frozen=True, tag="finish"):
     """Ends a choice. `matched` is the stop string or stop token id of the request that ended it."""
 
     reason: Literal["stop", "length", "tool_calls"]
@@ -54,7 +54,7 @@ class Delta(msgspec.Struct, frozen=True):
     """A piece of one choice's answer."""
 
     choice: int
-    piece: Piece | Finish
+    piece: Piece | TextFinish
     logprobs: list[TokenLogprob] = []
     """Of the tokens that this piece completes, where the request asked for them."""
     tokens: list[int] = []

@@ -13,7 +13,7 @@ from dataclasses import replace
 import msgspec
 
 from millrace.errors import BadRequest
-from millrace.text.conversation import Conversation, Turn
+from millrace.text.conversation import Conversation, ConversationTurn
 from millrace.text.dialect import Dialect
 
 RECENT = 3
@@ -95,7 +95,7 @@ def borders(
     return head, tail
 
 
-def _last(messages: Sequence[Turn]) -> int:
+def _last(messages: Sequence[ConversationTurn]) -> int:
     """Where the last message begins, with all that has not been answered."""
     first = len(messages) - 1
     if first and messages[first].role == "assistant":
@@ -148,14 +148,14 @@ def _places(dialect: Dialect, chat: Conversation, text: str) -> Iterator[int]:
         pass
 
 
-def _render(dialect: Dialect, chat: Conversation, messages: Sequence[Turn]) -> str:
+def _render(dialect: Dialect, chat: Conversation, messages: Sequence[ConversationTurn]) -> str:
     return dialect.render(
         replace(chat, messages=messages, add_generation_prompt=False, continue_final=False)
     )
 
 
-def _said(role: str) -> Turn:
-    return Turn(role, _WORDS)
+def _said(role: str) -> ConversationTurn:
+    return ConversationTurn(role, _WORDS)
 
 
 def _shared(one: str, other: str) -> int:

@@ -6,17 +6,17 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from millrace.protocol import RowTokens, TokenLogprob
-from millrace.text.deltas import Content, Finish, Piece, Reasoning, ToolCallStart
+from millrace.text.deltas import Content, Piece, Reasoning, TextFinish, ToolCallStart
 from millrace.text.detokenizer import Detokenizer
 from millrace.text.formats import OutputParser
 from millrace.text.stops import StopMatcher
 from millrace.text.vocabulary import Vocabulary
 
 
-class Scored(NamedTuple):
+class ScoredPiece(NamedTuple):
     """A piece, and the tokens that it completes."""
 
-    piece: Piece | Finish
+    piece: Piece | TextFinish
     logprobs: list[TokenLogprob]
     tokens: list[int]
 
@@ -58,7 +58,7 @@ class ChoicePipeline:
         self.done = False
         """A finish has been given; whatever still comes is thrown away."""
 
-    def feed(self, row: RowTokens) -> Iterator[Scored]:
+    def feed(self, row: RowTokens) -> Iterator[ScoredPiece]:
         """The pieces that these tokens complete. A token that stops the row is not text."""
         ending = row.tokens[-1] if row.finish == "stop" else None
         count = len(row.tokens) - (ending is not None)
@@ -85,13 +85,13 @@ class ChoicePipeline:
     def _thinking(self) -> bool:
         return self._parser is not None and self._parser.thinking
 
-    def _stopped(self, token: int, score: Sequence[TokenLogprob]) -> Iterator[Scored]:
+    def _stopped(self, token: int, score: Sequence[TokenLogprob]) -> Iterator[ScoredPiece]:
         """A token ends the answer; it is not part of it."""
         self.tokens += 1
         self._ending = token, score[0] if score else None
         yield from self._end(token, truncated=False)
 
-    def _read(self, text: str) -> Iterator[Scored]:
+    def _read(self, text: str) -> Iterator[ScoredPiece]:
         if self._parser is None:
             yield from self._cut([Content(text)] if text else [])
             return
@@ -99,7 +99,7 @@ class ChoicePipeline:
         self.reasoning_tokens += self._parser.thinking
         yield from self._cut(pieces)
 
-    def _end(self, ending: int | None, *, truncated: bool) -> Iterator[Scored]:
+    def _end(self, ending: int | None, *, truncated: bool) -> Iterator[ScoredPiece]:
         thinking = self._thinking
         if self._parser is not None:
             pieces: list[Piece] = []
@@ -131,7 +131,7 @@ class ChoicePipeline:
             return ""  # the family's own end of an answer, or of a call
         return self._vocabulary.bytes_of(ending).decode("utf-8", "replace")
 
-    def _cut(self, pieces: Sequence[Piece]) -> Iterator[Scored]:
+    def _cut(self, pieces: Sequence[Piece]) -> Iterator[ScoredPiece]:
         """Pass pieces on, up to a stop string."""
         for piece in pieces:
             if isinstance(piece, Content | Reasoning):
@@ -155,15 +155,15 @@ class ChoicePipeline:
                     return
             yield self._scored(piece)
 
-    def _finish(self, reason: Literal["stop", "length"], matched: str | int | None) -> Scored:
+    def _finish(self, reason: Literal["stop", "length"], matched: str | int | None) -> ScoredPiece:
         self.done = True
         token, score = self._ending or (None, None)
         if token is not None:
             self._generated.append(token)
         called = reason == "stop" and matched is None and self._called
-        return self._scored(Finish("tool_calls" if called else reason, matched, token, score))
+        return self._scored(TextFinish("tool_calls" if called else reason, matched, token, score))
 
-    def _scored(self, piece: Piece | Finish) -> Scored:
+    def _scored(self, piece: Piece | TextFinish) -> ScoredPiece:
         logprobs, self._logprobs = self._logprobs, []
         generated, self._generated = self._generated, []
-        return Scored(piece, logprobs, generated)
+        return ScoredPiece(piece, logprobs, generated)

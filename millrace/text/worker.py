@@ -22,7 +22,7 @@ IDLE = 300.0
 """Seconds without a task after which a worker gives its memory back."""
 
 
-class Done(msgspec.Struct, tag="done"):
+class TaskDone(msgspec.Struct, tag="done"):
     """Exactly one of these is set."""
 
     prompt: WrittenPrompt | None = None
@@ -32,7 +32,7 @@ class Done(msgspec.Struct, tag="done"):
     inputs: Inputs | None = None
 
 
-class Refused(msgspec.Struct, tag="refused"):
+class TaskRefused(msgspec.Struct, tag="refused"):
     """The request's fault, or one of the model: an error of ours, as its class and its fields."""
 
     kind: str
@@ -45,23 +45,23 @@ class Broken(msgspec.Struct, tag="broken"):
     trace: str
 
 
-Reply = Done | Refused | Broken
+Reply = TaskDone | TaskRefused | Broken
 task_decoder = msgspec.json.Decoder(Task)
 reply_decoder = msgspec.json.Decoder(Reply)
 
 
-def done(result: Result) -> Done:
+def done(result: Result) -> TaskDone:
     match result:
         case WrittenPrompt():
-            return Done(prompt=result)
+            return TaskDone(prompt=result)
         case PromptLength():
-            return Done(count=result)
+            return TaskDone(count=result)
         case str():
-            return Done(text=result)
+            return TaskDone(text=result)
         case Inputs():
-            return Done(inputs=result)
+            return TaskDone(inputs=result)
         case list():
-            return Done(tokens=result)
+            return TaskDone(tokens=result)
 
 
 def reply_to(data: bytes, side: TextSide) -> Reply:
@@ -70,7 +70,7 @@ def reply_to(data: bytes, side: TextSide) -> Reply:
     except MillraceError as error:
         plain = (str, int, bool, type(None))
         fields = {k: v for k, v in vars(error).items() if isinstance(v, plain)}
-        return Refused(type(error).__name__, fields)
+        return TaskRefused(type(error).__name__, fields)
     except Exception:  # the front says so to the one who asked, and the next task is another's
         return Broken(traceback.format_exc())
 

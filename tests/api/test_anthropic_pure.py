@@ -18,14 +18,14 @@ from millrace.api.anthropic.effort import effort_word
 from millrace.api.anthropic.events import StreamEvent, encoded
 from millrace.api.anthropic.messages import conversation_of
 from millrace.api.anthropic.prepare import PreparedRequest, prepare
-from millrace.api.anthropic.schema import AnthropicMessage, MessagesRequest, Prompt, Text
+from millrace.api.anthropic.schema import AnthropicMessage, MessagesRequest, PromptFields, Text
 from millrace.errors import BadRequest
 from millrace.text.deltas import (
     Content,
     Delta,
-    Finish,
     Idle,
     Reasoning,
+    TextFinish,
     ToolCallArguments,
     ToolCallStart,
     Usage,
@@ -120,7 +120,7 @@ def dialect(default_model: Path) -> Dialect:
 
 def _prepared(dialect: Dialect, **fields: Any) -> PreparedRequest:
     body = {"messages": [{"role": "user", "content": "hi"}]} | fields
-    return prepare(msgspec.convert(body, Prompt), dialect)
+    return prepare(msgspec.convert(body, PromptFields), dialect)
 
 
 def test_hosted_tools_are_left_out_and_named(dialect: Dialect) -> None:
@@ -247,7 +247,7 @@ def answers(draw: st.DrawFn) -> list[Any]:
     return pieces
 
 
-def _reported(pieces: list[Any], finish: Finish, shows: bool = True) -> list[StreamEvent]:
+def _reported(pieces: list[Any], finish: TextFinish, shows: bool = True) -> list[StreamEvent]:
     blocks = Blocks("msg_1", "m", shows)
     usage = Usage(prompt=20, completion=7, cached=5, written=3, reasoning=2)
     stream = [p if isinstance(p, Idle) else Delta(0, p) for p in [*pieces, finish]]
@@ -256,7 +256,7 @@ def _reported(pieces: list[Any], finish: Finish, shows: bool = True) -> list[Str
 
 @given(answers())
 def test_blocks_follow_each_other_and_fold_to_the_message(pieces: list[Any]) -> None:
-    reported = [msgspec.to_builtins(e) for e in _reported(pieces, Finish("stop"))]
+    reported = [msgspec.to_builtins(e) for e in _reported(pieces, TextFinish("stop"))]
     assert [reported[0]["type"], reported[1]["type"]] == ["message_start", "ping"]
     assert [e["type"] for e in reported[-2:]] == ["message_delta", "message_stop"]
     open_at, number = None, 0
@@ -269,7 +269,7 @@ def test_blocks_follow_each_other_and_fold_to_the_message(pieces: list[Any]) -> 
             open_at = None if event["type"] == "content_block_stop" else open_at
     assert open_at is None
     folding = Folding()
-    for out in _reported(pieces, Finish("stop")):
+    for out in _reported(pieces, TextFinish("stop")):
         folding.add(out)
     content = folding.message.content
     assert len(content) == number
@@ -290,7 +290,7 @@ def test_blocks_follow_each_other_and_fold_to_the_message(pieces: list[Any]) -> 
 def test_a_call_that_was_cut_off_holds_what_is_complete_of_it(came: str, input: Any) -> None:
     pieces = [Content("x"), *_calls(0, ['{"a": 1}']), *_calls(1, [came])]
     folding = Folding()
-    for out in _reported(pieces, Finish("length")):
+    for out in _reported(pieces, TextFinish("length")):
         folding.add(out)
     _, first, second = msgspec.to_builtins(folding.message.content)
     assert (first["input"], second["input"]) == ({"a": 1}, input)
@@ -299,10 +299,10 @@ def test_a_call_that_was_cut_off_holds_what_is_complete_of_it(came: str, input: 
 
 def test_reasons_usage_and_names_on_the_wire() -> None:
     for finish, reason, stop in (
-        (Finish("stop"), "end_turn", None),
-        (Finish("length"), "max_tokens", None),
-        (Finish("tool_calls"), "tool_use", None),
-        (Finish("stop", "6"), "stop_sequence", "6"),
+        (TextFinish("stop"), "end_turn", None),
+        (TextFinish("length"), "max_tokens", None),
+        (TextFinish("tool_calls"), "tool_use", None),
+        (TextFinish("stop", "6"), "stop_sequence", "6"),
     ):
         ending = msgspec.to_builtins(_reported([], finish)[-2])
         assert ending["delta"] == {"stop_reason": reason, "stop_sequence": stop}
@@ -313,11 +313,13 @@ def test_reasons_usage_and_names_on_the_wire() -> None:
             "output_tokens": 7,
             "output_tokens_details": {"thinking_tokens": 2},
         }
-    assert encoded(_reported([], Finish("stop"))[1]) == b'event: ping\ndata: {"type":"ping"}\n\n'
+    assert (
+        encoded(_reported([], TextFinish("stop"))[1]) == b'event: ping\ndata: {"type":"ping"}\n\n'
+    )
 
 
 def test_idle_streams_begin_at_once_and_ping() -> None:
-    reported = _reported([Idle(), Idle(), Content("x")], Finish("stop"))
+    reported = _reported([Idle(), Idle(), Content("x")], TextFinish("stop"))
     names = [str(type(e).__struct_config__.tag) for e in reported]
     assert names[:4] == ["message_start", "ping", "ping", "content_block_start"]
     assert names.count("message_start") == 1

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from millrace.api.middleware import anthropic_headers, duration, openai_headers
-from millrace.serving.limits import Standing
+from millrace.serving.limits import LimitStanding
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_durations_are_written_as_openai_does(seconds: float, text: str) -> None
 
 
 def test_headers_of_both_protocols() -> None:
-    standing = Standing("tokens", 1000, 400, 36.0)
+    standing = LimitStanding("tokens", 1000, 400, 36.0)
     assert openai_headers(standing) == {
         "x-ratelimit-limit-tokens": "1000",
         "x-ratelimit-remaining-tokens": "400",

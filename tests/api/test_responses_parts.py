@@ -27,8 +27,8 @@ from millrace.serving.toolbox import Offered, choose, flat_name, open_tools
 from millrace.text.deltas import (
     Content,
     Delta,
-    Finish,
     Reasoning,
+    TextFinish,
     ToolCallArguments,
     ToolCallStart,
     Usage,
@@ -68,7 +68,7 @@ def test_behaviour_32_events_come_in_order_with_rising_numbers() -> None:
         ToolCallArguments(0, ': "sea"}'),
         ToolCallStart(1, "call_b", "files__read"),
         ToolCallArguments(1, "{}"),
-        Finish("tool_calls"),
+        TextFinish("tool_calls"),
     )
     assert [e["sequence_number"] for e in events] == list(range(len(events)))
     assert types(events) == [
@@ -122,7 +122,7 @@ def test_behaviour_32_events_come_in_order_with_rising_numbers() -> None:
 
 
 def test_a_thought_without_a_summary_is_reasoning_text() -> None:
-    events, response = run(Machine(ECHO, {}), Reasoning("hm"), Content("ok"), Finish("stop"))
+    events, response = run(Machine(ECHO, {}), Reasoning("hm"), Content("ok"), TextFinish("stop"))
     assert types(events)[2:7] == [
         "output_item.added",
         "content_part.added",
@@ -143,7 +143,7 @@ def test_a_freeform_call_tells_its_text() -> None:
         ToolCallArguments(0, '{"inp'),
         ToolCallArguments(0, 'ut": "*** Begin\\n+'),
         ToolCallArguments(0, '\\u00e9"}'),
-        Finish("tool_calls"),
+        TextFinish("tool_calls"),
     )
     deltas = [e["delta"] for e in events if e["type"].endswith("custom_tool_call_input.delta")]
     assert deltas == ["*** Begin\n+", "é"]
@@ -161,7 +161,7 @@ def test_a_freeform_call_that_is_no_such_object_is_its_own_input() -> None:
         Machine(ECHO, OFFERED),
         ToolCallStart(0, "c", "patch"),
         ToolCallArguments(0, '{"text": 1}'),
-        Finish("tool_calls"),
+        TextFinish("tool_calls"),
     )
     assert response["output"][0]["input"] == '{"text": 1}'
 
@@ -190,7 +190,7 @@ def test_a_cut_answer_is_incomplete() -> None:
         Content("so"),
         ToolCallStart(0, "c", "look"),
         ToolCallArguments(0, '{"a'),
-        Finish("length"),
+        TextFinish("length"),
     )
     assert types(events)[-1] == "incomplete"
     assert response["status"] == "incomplete"
@@ -199,7 +199,7 @@ def test_a_cut_answer_is_incomplete() -> None:
 
 
 def test_an_answer_without_a_word_is_an_empty_message() -> None:
-    events, response = run(Machine(ECHO, {}), Finish("stop", "6"))
+    events, response = run(Machine(ECHO, {}), TextFinish("stop", "6"))
     assert response["output"][0]["content"][0]["text"] == ""
     assert response["matched_stop"] == "6"
     assert types(events)[2:4] == ["output_item.added", "content_part.added"]

@@ -17,7 +17,7 @@ from millrace.bench.lengths import Fixed
 from millrace.bench.load import Wire, body, closed_loop, make_client, open_loop, send
 from millrace.bench.plot import check_plot
 from millrace.bench.runner import RunPlan, run
-from millrace.bench.samples import Level, Results, Sample, Target
+from millrace.bench.samples import BenchTarget, Level, RequestSample, Results
 from millrace.bench.workload import Item, WorkloadMessage, WorkloadShape
 from millrace.cli.bench import register
 from millrace.errors import SetupError
@@ -25,12 +25,12 @@ from millrace.errors import SetupError
 ITEM = Item(messages=(WorkloadMessage("user", "hi"),), max_tokens=4)
 
 
-def target(fake: Fake, name: str = "a") -> Target:
-    return Target(name=name, url=f"{fake.url}/v1", model="fake", api_key="secret")
+def target(fake: Fake, name: str = "a") -> BenchTarget:
+    return BenchTarget(name=name, url=f"{fake.url}/v1", model="fake", api_key="secret")
 
 
-def one(script: Script, **wire: Any) -> tuple[Sample, Fake]:
-    async def go() -> tuple[Sample, Fake]:
+def one(script: Script, **wire: Any) -> tuple[RequestSample, Fake]:
+    async def go() -> tuple[RequestSample, Fake]:
         async with serve(script) as fake, make_client() as http:
             return await send(http, target(fake), Wire(**wire), ITEM), fake
 
@@ -105,9 +105,9 @@ def test_a_stream_that_finishes_without_done_is_whole() -> None:
 
 
 def test_nobody_listening_is_a_connect_failure() -> None:
-    async def go() -> Sample:
+    async def go() -> RequestSample:
         async with make_client() as http:
-            nowhere = Target(name="x", url="http://127.0.0.1:9/v1", model="m")
+            nowhere = BenchTarget(name="x", url="http://127.0.0.1:9/v1", model="m")
             return await send(http, nowhere, Wire(), ITEM)
 
     sample = asyncio.run(go())
@@ -116,8 +116,8 @@ def test_nobody_listening_is_a_connect_failure() -> None:
 
 
 def test_closed_loop_keeps_so_many_running_and_no_more() -> None:
-    async def go() -> tuple[list[Sample], Fake]:
-        samples: list[Sample] = []
+    async def go() -> tuple[list[RequestSample], Fake]:
+        samples: list[RequestSample] = []
         async with serve(lambda n, body: answer(2, first=0.03)) as fake, make_client() as http:
             await closed_loop(
                 http,
@@ -138,8 +138,8 @@ def test_closed_loop_keeps_so_many_running_and_no_more() -> None:
 def test_open_loop_sends_on_time_however_slow_the_server_is() -> None:
     items = [Item(messages=ITEM.messages, max_tokens=2, arrival=i * 0.05) for i in range(6)]
 
-    async def go() -> tuple[list[Sample], Fake]:
-        samples: list[Sample] = []
+    async def go() -> tuple[list[RequestSample], Fake]:
+        samples: list[RequestSample] = []
         async with serve(lambda n, body: answer(2, first=0.6)) as fake, make_client() as http:
             await open_loop(http, target(fake), Wire(), items, number=0, record=samples.append)
             return samples, fake
@@ -155,7 +155,8 @@ def test_open_loop_sends_on_time_however_slow_the_server_is() -> None:
 def plan(fakes: list[Fake], **fields: Any) -> RunPlan:
     base: dict[str, Any] = {
         "targets": [
-            Target(name=f"t{i}", url=f"{fake.url}/v1", model="") for i, fake in enumerate(fakes)
+            BenchTarget(name=f"t{i}", url=f"{fake.url}/v1", model="")
+            for i, fake in enumerate(fakes)
         ],
         "levels": [Level(clients=1), Level(clients=2)],
         "shape": WorkloadShape(prompt=Fixed(60), output=Fixed(4)),
@@ -298,7 +299,7 @@ def test_an_interrupt_reports_what_was_gathered(monkeypatch: pytest.MonkeyPatch)
     whole = runner.run
 
     async def interrupted(todo: RunPlan, results: Results, watch: Any) -> None:
-        def stop(what: str, sample: Sample | None) -> None:
+        def stop(what: str, sample: RequestSample | None) -> None:
             watch(what, sample)
             if sum(len(cell.samples) for cell in results.cells) == 3:
                 signal.raise_signal(signal.SIGINT)

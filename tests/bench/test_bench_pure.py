@@ -15,7 +15,7 @@ from millrace.bench.discover import fit
 from millrace.bench.interleave import rounds_for, turns
 from millrace.bench.lengths import Fixed, Lognormal, Uniform, draw, parse_length
 from millrace.bench.options import parse_duration, parse_numbers, parse_prefix, parse_targets
-from millrace.bench.samples import Failure, Sample
+from millrace.bench.samples import Failure, RequestSample
 from millrace.bench.sse import Events, read_chunk
 from millrace.bench.stats import Slo, percentile, spread, summarise, window
 from millrace.bench.trace import read_trace
@@ -25,9 +25,9 @@ from millrace.errors import SetupError
 numbers = st.floats(min_value=0, max_value=1e6, allow_nan=False)
 
 
-def sample(**fields: object) -> Sample:
+def sample(**fields: object) -> RequestSample:
     base: dict[str, object] = {"round": 0, "started": 0.0, "e2e": 1.0, "max_tokens": 8}
-    return Sample(**(base | fields))  # type: ignore[arg-type]
+    return RequestSample(**(base | fields))  # type: ignore[arg-type]
 
 
 @given(st.lists(numbers, min_size=2, max_size=60))

@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 from millrace.cli import doctor
 from millrace.models.blas import Blas
-from millrace.models.device import GIB, Device, Kernels, Probe
+from millrace.models.device import GIB, Device, DeviceProbe, Kernels
 
 
-def probe(**changes: object) -> Probe:
-    good = Probe(
+def probe(**changes: object) -> DeviceProbe:
+    good = DeviceProbe(
         device=Device(kind="cpu", name="a CPU", memory=8 * GIB, budget=6 * GIB),
         blas=Blas(kind="openblas", path="libopenblas.so"),
         weights="f32",
@@ -47,7 +47,7 @@ def test_a_good_probe_has_no_problems() -> None:
         (probe(), "cuda", "nvidia-smi"),
     ],
 )
-def test_problems_say_what_to_do(found: Probe, backend: str, words: str) -> None:
+def test_problems_say_what_to_do(found: DeviceProbe, backend: str, words: str) -> None:
     (problem,) = doctor.probe_problems(found, backend)
     assert words in problem
 
@@ -96,7 +96,7 @@ def test_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "MILLRACE_HOME" in str(doctor.disk_free(tmp_path)[1])
 
 
-def command(monkeypatch: pytest.MonkeyPatch, home: Path, found: Probe) -> typer.Typer:
+def command(monkeypatch: pytest.MonkeyPatch, home: Path, found: DeviceProbe) -> typer.Typer:
     monkeypatch.setenv("MILLRACE_HOME", str(home))
     monkeypatch.setattr(doctor, "run_probe", lambda: (found, None))
     monkeypatch.setattr(doctor, "port_state", lambda _: ("free", None))

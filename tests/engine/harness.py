@@ -20,7 +20,7 @@ from millrace.engine.memory import Budget, StateCost
 from millrace.engine.runner import ForwardPass, Runner, whole
 from millrace.engine.sampler import Sampler
 from millrace.engine.sampling import HostSampling, SamplingBackend
-from millrace.engine.specprefill.draft import Draft
+from millrace.engine.specprefill.draft import DraftModel
 from millrace.engine.transport import ThreadTransport
 from millrace.engine.turn import Seen, Turn, encoder
 from millrace.protocol import (
@@ -77,12 +77,12 @@ class Bench:
         settings = EngineConfig(model="tiny", name="tiny", **config)
         sampler = Sampler(backend or HostSampling())
         self.found: dict[int, Prefilled] = {}
-        beside: Draft | None = None
+        beside: DraftModel | None = None
         if draft is not None:
             caches = make_prompt_cache(draft)
             mx.eval(draft(mx.array([[0]], mx.int32), cache=caches))
             chunk = settings.prefill_chunk or 512
-            beside = Draft(
+            beside = DraftModel(
                 draft,
                 caches,
                 target=model,

@@ -13,7 +13,7 @@ import tiny
 from mlx_lm.models.cache import make_prompt_cache
 from native.native_models import Kind
 
-from millrace.engine.specprefill.draft import Draft, check_vocabulary
+from millrace.engine.specprefill.draft import DraftModel, check_vocabulary
 from millrace.engine.specprefill.scores import attention, pooled
 from millrace.errors import ModelError
 
@@ -48,7 +48,7 @@ def test_vocabularies_must_be_the_same_as_far_as_the_models_goes(tmp_path: Path)
 def test_models_that_cannot_are_refused_as_either(kinds: tuple[str, str]) -> None:
     target, draft = (tiny.build(kind) for kind in kinds)
     with pytest.raises(ModelError, match="SpecPrefill does not work"):
-        Draft(draft, make_prompt_cache(draft), target=target, chunk=64, room=1, cached=0)
+        DraftModel(draft, make_prompt_cache(draft), target=target, chunk=64, room=1, cached=0)
 
 
 def test_a_draft_without_a_layer_that_sees_all_is_refused() -> None:
@@ -56,7 +56,7 @@ def test_a_draft_without_a_layer_that_sees_all_is_refused() -> None:
     draft = Kind("gemma3_text", more=windows).native()
     target = Kind().native()
     with pytest.raises(ModelError, match="look at the whole prompt"):
-        Draft(draft, draft.make_cache(), target=target, chunk=64, room=1, cached=0)
+        DraftModel(draft, draft.make_cache(), target=target, chunk=64, room=1, cached=0)
 
 
 def test_shares_are_averaged_over_thirteen_neighbours() -> None:

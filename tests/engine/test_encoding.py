@@ -15,8 +15,8 @@ from millrace.models import device
 mx = device.core()
 
 from millrace.engine.encoding.loop import EncoderEngine, Limits  # noqa: E402
-from millrace.engine.encoding.queue import Queue, Text  # noqa: E402
-from millrace.models.encoders.load import Batch  # noqa: E402
+from millrace.engine.encoding.queue import Queue, QueuedText  # noqa: E402
+from millrace.models.encoders.load import EncoderBatch  # noqa: E402
 from millrace.protocol import Abort, Encode, Encoded, Failed, Shutdown, Step  # noqa: E402
 
 LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=40)
@@ -28,7 +28,7 @@ def test_every_text_runs_once_in_batches_within_the_bound(
 ) -> None:
     queue = Queue()
     for number, lengths in enumerate(requests):
-        queue.add(number, (Text(n, place) for place, n in enumerate(lengths)))
+        queue.add(number, (QueuedText(n, place) for place, n in enumerate(lengths)))
     seen = Counter[tuple[int, int]]()
     while queue:
         batch = queue.next(tokens)
@@ -45,19 +45,19 @@ def test_a_newcomer_is_in_the_next_batch_or_the_one_after_each_of_its_elders(
 ) -> None:
     queue = Queue()
     for number in range(elders):
-        queue.add(number, (Text(old, place) for place in range(500)))
+        queue.add(number, (QueuedText(old, place) for place in range(500)))
     for _ in range(7):
         queue.next(400)
-    queue.add(99, [Text(new, 0)])
+    queue.add(99, [QueuedText(new, 0)])
     batches = [queue.next(400) for _ in range(elders + 1)]
     assert any(p.request == 99 for batch in batches for p in batch)
 
 
 def test_higher_priorities_go_first_and_dropped_requests_never_run() -> None:
     queue = Queue()
-    queue.add(1, [Text(10, 0)])
-    queue.add(2, [Text(50, 0)], priority=1)
-    queue.add(3, [Text(50, 0)])
+    queue.add(1, [QueuedText(10, 0)])
+    queue.add(2, [QueuedText(50, 0)], priority=1)
+    queue.add(3, [QueuedText(50, 0)])
     queue.drop(3)
     assert [[p.request for p in queue.next(50)] for _ in range(2)] == [[2], [1]]
     assert not queue and queue.next(50) == []
@@ -92,7 +92,7 @@ class Sums:
         self.batches: list[list[int]] = []
         self.parts: list[str] = []
 
-    def vectors(self, batch: Batch) -> Generator[None, None, mx.array]:
+    def vectors(self, batch: EncoderBatch) -> Generator[None, None, mx.array]:
         self.batches.append(batch.lengths)
         for part in range(3):
             self.parts.append(f"{max(batch.lengths)}.{part}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from millrace.engine.decider import Decider, Settings
+from millrace.engine.decider import Decider, DeciderSettings
 from millrace.engine.memory import NOTHING, Budget, Rectangle, StateCost
 from millrace.engine.shapes import Shapes
 from millrace.engine.turn import (
@@ -87,7 +87,7 @@ class World:
         self._turns = 0
         self.now = 0.0
         self.budget = Budget(StateCost(per_token=per_token), limit)
-        settings = Settings(max_running=rows, chunk=chunk, pipelined=pipelined, burst=burst)
+        settings = DeciderSettings(max_running=rows, chunk=chunk, pipelined=pipelined, burst=burst)
         self.decider = Decider(settings, self.budget, Shapes(recurring))
         for count in range(1, 40):
             if not row:

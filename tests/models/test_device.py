@@ -113,7 +113,7 @@ def test_probe_in_a_process_of_its_own() -> None:
         [sys.executable, "-m", "millrace.models.device"], capture_output=True, timeout=200
     )
     assert done.returncode == 0, done.stderr
-    probe = msgspec.json.decode(done.stdout, type=device.Probe)
+    probe = msgspec.json.decode(done.stdout, type=device.DeviceProbe)
     assert probe.gflops > 0
     assert 0 < probe.device.budget <= probe.device.memory
     assert (probe.weights == "f32") == (probe.device.kind == "cpu")

@@ -19,7 +19,7 @@ from millrace.models import device
 mx = device.core()
 
 from millrace.models.encoders import attention, encoder_of  # noqa: E402
-from millrace.models.encoders.load import Batch, LoadedEncoder, finished, load_encoder  # noqa: E402
+from millrace.models.encoders.load import EncoderBatch, LoadedEncoder, finished, load_encoder  # noqa: E402
 
 TOKENS = [[2, 40, 41, 42, 43, 3], [2, 50, 3], [2, *range(30, 90), 3], [2, 3]]
 
@@ -31,8 +31,8 @@ def loaded(folder: Path, **options: Any) -> LoadedEncoder:
     return load_encoder(config, facts)
 
 
-def batch(tokens: list[list[int]], segments: list[int] | None = None) -> Batch:
-    return Batch(tokens, segments or [0] * len(tokens), [0] * len(tokens))
+def batch(tokens: list[list[int]], segments: list[int] | None = None) -> EncoderBatch:
+    return EncoderBatch(tokens, segments or [0] * len(tokens), [0] * len(tokens))
 
 
 def vectors(encoder: LoadedEncoder, tokens: list[list[int]]) -> Any:
@@ -200,7 +200,7 @@ def test_several_poolings_are_put_one_after_the_other(tmp_path: Path) -> None:
 def test_tokens_of_a_prompt_may_be_left_out_of_the_pooling(tmp_path: Path) -> None:
     folder = folders.encoder(tmp_path)
     states = plain.bert(folders.read(folder), config_of(folder), TOKENS[0])
-    found = finished(loaded(folder).vectors(Batch([TOKENS[0], TOKENS[2]], [0, 0], [2, 0])))
+    found = finished(loaded(folder).vectors(EncoderBatch([TOKENS[0], TOKENS[2]], [0, 0], [2, 0])))
     assert np.abs(np.array(found)[0] - states[2:].mean(0)).max() < 1e-4
 
 

@@ -15,7 +15,7 @@ from native_models import Array, Kind, random_tokens, run
 from millrace.native import model as native_model
 from millrace.native import packing, program
 from millrace.native.model import NativeModel
-from millrace.native.packing import Packed
+from millrace.native.packing import PackedMatrix
 
 _PAGE = mmap.PAGESIZE
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -47,7 +47,7 @@ def copied(value: Any) -> Any:
     if isinstance(value, list):
         return [copied(part) for part in value]
     if is_dataclass(value) and not isinstance(value, type):
-        if isinstance(value, Packed):
+        if isinstance(value, PackedMatrix):
             bias = None if value.bias is None else copied(value.bias)
             return replace(value, data=copied(value.data), bias=bias)
         return replace(value, **{f.name: copied(getattr(value, f.name)) for f in fields(value)})
@@ -107,8 +107,8 @@ def check_kinds() -> None:
 def main() -> None:
     global SIDE
     faulthandler.enable()
-    tables = native_model.Tables, native_model.Buffers
-    assert tables == (program.Tables, program.Buffers)
+    tables = native_model.PassTables, native_model.Buffers
+    assert tables == (program.PassTables, program.Buffers)
     program.aligned = guarded  # type: ignore[assignment]
     assert packing.aligned is not guarded
     for side in ("end", "begin"):

@@ -20,17 +20,17 @@ from kernel_calls import Matrix, embed, multiply
 
 from millrace.models.gguf.blocks import pack as mlx_form
 from millrace.models.gguf.kquants import compact
-from millrace.models.gguf.reader import Tensor
+from millrace.models.gguf.reader import GgufTensor
 from millrace.native import compile, formats, library
 from millrace.native.compact import KINDS
-from millrace.native.packing import Array, Compact, Packed, Packer, pack, read_compact
+from millrace.native.packing import Array, Compact, PackedMatrix, Packer, pack, read_compact
 
 OUTPUTS, INPUTS = 72, 512
 """Outputs fill no whole number of blocks; inputs are two spans."""
 MLX_TYPES = (Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0)
 
 
-def tensor(kind: Type, seed: int = 0, *, outputs: int = OUTPUTS) -> Tensor:
+def tensor(kind: Type, seed: int = 0, *, outputs: int = OUTPUTS) -> GgufTensor:
     """Random blocks whose factors are no odd floats; every code and every small integer occurs."""
     rng = np.random.default_rng(seed)
     block, size = GGML_QUANT_SIZES[kind]
@@ -38,7 +38,7 @@ def tensor(kind: Type, seed: int = 0, *, outputs: int = OUTPUTS) -> Tensor:
     for at in _factors(kind):
         factors = rng.normal(0, 0.01, len(raw)).astype(np.float16)
         raw[:, at : at + 2] = factors.view(np.uint8).reshape(-1, 2)
-    return Tensor("t", (outputs, INPUTS), kind, raw.reshape(-1))
+    return GgufTensor("t", (outputs, INPUTS), kind, raw.reshape(-1))
 
 
 def _factors(kind: Type) -> tuple[int, ...]:
@@ -55,13 +55,13 @@ def _factors(kind: Type) -> tuple[int, ...]:
     return places.get(kind, (0,))
 
 
-def values_of(source: Tensor) -> Array:
+def values_of(source: GgufTensor) -> Array:
     blocks = source.raw.reshape(source.shape[0], -1)
     found: Array = dequantize(blocks, source.kind).reshape(source.shape)
     return found
 
 
-def layer_of(source: Tensor) -> Any:
+def layer_of(source: GgufTensor) -> Any:
     """The layer as the converted folder has it for MLX."""
     form = mlx_form(source)
     outputs, inputs = source.shape
@@ -75,7 +75,7 @@ def layer_of(source: Tensor) -> Any:
     return layer
 
 
-def packed_from(source: Tensor) -> Packed:
+def packed_from(source: GgufTensor) -> PackedMatrix:
     parts = compact(source)
     if parts is None:
         return pack(layer_of(source))
@@ -83,7 +83,7 @@ def packed_from(source: Tensor) -> Packed:
     return pack(layer_of(source), Compact(source.kind.name, arrays))
 
 
-def matrix_from(source: Tensor) -> Matrix:
+def matrix_from(source: GgufTensor) -> Matrix:
     packed = packed_from(source)
     values = values_of(source).astype(np.float64)
     return Matrix(packed.form, packed.data, values, np.abs(values), packed.groups)

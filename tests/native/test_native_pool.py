@@ -18,7 +18,7 @@ from kernel_calls import random_matrix
 from millrace.native import library, stages
 from millrace.native.formats import Format
 from millrace.native.linear import Products
-from millrace.native.packing import Packed, aligned
+from millrace.native.packing import PackedMatrix, aligned
 from millrace.native.pool import Pool
 
 _DRIVER = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 6)
@@ -75,7 +75,7 @@ def test_products_of_changing_sizes_are_right_on_any_number_of_threads(
     rng = np.random.default_rng(seed)
     products = Products(threads)
     matrices = [random_matrix(Format("f32"), n, 2, rng) for n in (64, 1000, 130)]
-    packed = [Packed(m.form, m.data, len(m.values), m.values.shape[1]) for m in matrices]
+    packed = [PackedMatrix(m.form, m.data, len(m.values), m.values.shape[1]) for m in matrices]
     for _ in range(60):
         which, rows = rng.integers(0, 3), rng.integers(1, 30)
         x = rng.normal(size=(rows, 64)).astype(np.float32)

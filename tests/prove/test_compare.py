@@ -9,19 +9,19 @@ import pytest
 
 from millrace.engine.descent import drawn, numbers
 from millrace.prove.compare import compared, could_draw, draw_margin, first_difference, tolerance
-from millrace.prove.questions import TEMPERATURE, TOP_K, Answer, Question
+from millrace.prove.questions import TEMPERATURE, TOP_K, ProvedAnswer, Question
 
 GREEDY, DRAWN = Question([1, 2], 3), Question([1, 2], 3, seed=5)
 WIDTH = 49152
 ALLOWED = tolerance("bfloat16", "metal")
 
 
-def answer(*tokens: int, second: float = -9.0) -> Answer:
+def answer(*tokens: int, second: float = -9.0) -> ProvedAnswer:
     """Tokens of logprob -0.5, beside token 7 of the second logprob."""
-    return Answer(list(tokens), tops=[{7: second, t: -0.5} for t in tokens])
+    return ProvedAnswer(list(tokens), tops=[{7: second, t: -0.5} for t in tokens])
 
 
-def verdict(one: Answer, other: Answer, question: Question = GREEDY) -> str:
+def verdict(one: ProvedAnswer, other: ProvedAnswer, question: Question = GREEDY) -> str:
     return compared([question], [one], [other], allowed=ALLOWED, width=WIDTH).verdict
 
 
@@ -51,7 +51,7 @@ def test_one_that_nobody_told_of_one_that_ends_and_one_without_logprobs_are_no_n
     assert verdict(answer(3, 4), answer(3)) == "fail"
     assert verdict(answer(3), answer(3, 4)) == "fail"
     assert verdict(answer(3), answer()) == "fail"
-    assert verdict(Answer([3]), Answer([7])) == "fail"
+    assert verdict(ProvedAnswer([3]), ProvedAnswer([7])) == "fail"
 
 
 def test_one_far_difference_among_near_ones_fails() -> None:
@@ -92,7 +92,7 @@ def test_a_drawn_token_is_a_near_tie_at_the_border_alone() -> None:
     # Two tokens, and the number that draws lies just below what the first one has.
     share = number + 0.002
     tops = {0: TEMPERATURE * math.log(share), 1: TEMPERATURE * math.log(1 - share)}
-    one, other = Answer([0], tops=[tops]), Answer([1])
+    one, other = ProvedAnswer([0], tops=[tops]), ProvedAnswer([1])
     found = first_difference(DRAWN, one, other, allowed=0.2, width=16)
     assert found is not None and found.near and found.margin == pytest.approx(0.002)
     assert "from the border" in found.told()

@@ -18,12 +18,12 @@ from millrace.cli import doctor
 from millrace.cli.app import app
 from millrace.errors import MillraceError, SetupError
 from millrace.models.blas import Blas
-from millrace.models.device import Device, Probe
+from millrace.models.device import Device, DeviceProbe
 from millrace.prove import questions, run, speed
 from millrace.prove.report import (
-    Line,
     ModelProof,
-    Proof,
+    ProofReport,
+    ReportLine,
     Verdict,
     as_json,
     as_markdown,
@@ -31,7 +31,7 @@ from millrace.prove.report import (
     own_names,
 )
 
-SMALLEST = questions.Settings(
+SMALLEST = questions.QuestionSettings(
     prompts=2,
     longest=40,
     tokens=24,
@@ -44,7 +44,7 @@ SMALLEST = questions.Settings(
 CHECKS = ("alone again", "batched", "cached", "next turn", "streamed", "resumed", "from disk")
 HEAVY = "MILLRACE_HEAVY" in os.environ
 """Whether all of it runs: mlx-lm, the device and a second server take longer than the rest."""
-PROBE = Probe(
+PROBE = DeviceProbe(
     device=Device(kind="cpu", name="a CPU", memory=8 << 30, budget=6 << 30),
     blas=Blas(kind="openblas", path="/somewhere/libopenblas.so"),
     weights="f32",
@@ -133,10 +133,10 @@ def test_the_files_name_no_path_host_user_or_prompt(
         assert "notes" not in text  # which stands in every prompt
 
 
-def proof(*verdicts: Verdict) -> Proof:
-    lines = [Line(check="a", verdict=v, detail="b | c") for v in verdicts]
+def proof(*verdicts: Verdict) -> ProofReport:
+    lines = [ReportLine(check="a", verdict=v, detail="b | c") for v in verdicts]
     model = ModelProof(name="m", shape="s", lines=lines)
-    return Proof(date="2026-01-01", quick=True, machine={"system": "x"}, models=[model])
+    return ProofReport(date="2026-01-01", quick=True, machine={"system": "x"}, models=[model])
 
 
 def test_the_exit_status_is_zero_only_if_all_held() -> None:
@@ -145,7 +145,7 @@ def test_the_exit_status_is_zero_only_if_all_held() -> None:
     for worse in ("fail", "not run"):
         assert proof("pass", "near-tie", worse).status == 1
     assert proof("told").status == 1  # nothing was proven
-    assert Proof(date="", quick=True, machine={}).status == 1
+    assert ProofReport(date="", quick=True, machine={}).status == 1
 
 
 def test_a_report_shows_what_failed() -> None:

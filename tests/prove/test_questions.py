@@ -7,8 +7,8 @@ import pytest
 from millrace.errors import SetupError
 from millrace.prove.questions import (
     QUICK,
-    Answer,
-    Settings,
+    ProvedAnswer,
+    QuestionSettings,
     Tokenize,
     lengths,
     make,
@@ -42,10 +42,10 @@ def test_prompts_are_of_all_lengths_up_to_the_longest(count: int) -> None:
     assert found == sorted(set(found)) and len(found) == count and found[-1] == 450
 
 
-@pytest.mark.parametrize("settings", [Settings(), QUICK])
+@pytest.mark.parametrize("settings", [QuestionSettings(), QUICK])
 @pytest.mark.parametrize("window", [256, 8192])
 def test_half_of_the_questions_are_drawn_and_all_fit_the_window(
-    settings: Settings, window: int
+    settings: QuestionSettings, window: int
 ) -> None:
     made = make(settings, by_letter, window)
     half = settings.prompts
@@ -54,5 +54,5 @@ def test_half_of_the_questions_are_drawn_and_all_fit_the_window(
     assert len({q.seed for q in made[half:]}) == half
     assert [q.ids for q in made[:half]] == [q.ids for q in made[half:]]
     assert all(len(q.ids) + q.tokens <= window for q in made)
-    more = next_turn(made[0], Answer([1, 2]), [3])
+    more = next_turn(made[0], ProvedAnswer([1, 2]), [3])
     assert more.ids == [*made[0].ids, 1, 2, 3]

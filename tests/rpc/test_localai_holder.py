@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from millrace.config import EngineConfig
-from millrace.rpc.localai.holder import Held, Holder
-from millrace.rpc.localai.loading import Plan
+from millrace.rpc.localai.holder import HeldModel, Holder
+from millrace.rpc.localai.loading import LoadingPlan
 from millrace.serving.registry import Registry
 
 PATIENCE = 60.0
@@ -34,8 +34,8 @@ def test_a_model_that_is_being_released_when_the_end_comes_is_stopped() -> None:
         nothing = cast(Any, None)
         holder = Holder(EngineConfig(model="", name="m"), nothing, nothing, nothing, PATIENCE)
         registry = _Busy()
-        plan = cast(Plan, SimpleNamespace(identity="m", spec=SimpleNamespace(name="m")))
-        holder._held = Held(plan, cast(Registry, registry))
+        plan = cast(LoadingPlan, SimpleNamespace(identity="m", spec=SimpleNamespace(name="m")))
+        holder._held = HeldModel(plan, cast(Registry, registry))
         freeing = asyncio.create_task(holder.free())
         async with asyncio.timeout(PATIENCE):
             await registry.asked.wait()

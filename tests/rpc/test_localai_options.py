@@ -15,7 +15,7 @@ from millrace.config import EngineConfig
 from millrace.errors import MillraceError
 from millrace.rpc.localai import wire
 from millrace.rpc.localai.asking import conversation_of
-from millrace.rpc.localai.loading import Plan, plan_of
+from millrace.rpc.localai.loading import LoadingPlan, plan_of
 from millrace.rpc.localai.options import engine_args_of, options_of, read_options
 from millrace.rpc.localai.parent import interval_of
 
@@ -27,7 +27,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory, default_model: Path) -> Path:
     return tiny_folder.make(tmp_path_factory.mktemp("options") / "tiny", default_model)
 
 
-def _plan(tiny: Path, **fields: Any) -> Plan:
+def _plan(tiny: Path, **fields: Any) -> LoadingPlan:
     return plan_of(wire.ModelOptions(**{"Model": str(tiny)} | fields), BASE)
 
 

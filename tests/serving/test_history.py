@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from millrace.serving.history import EndedRequest, EndedRequests, History, Reading, Sample
+from millrace.serving.history import EndedRequest, EndedRequests, History, HistorySample, Reading
 
 
 def test_counters_become_rates_and_levels_stay_levels() -> None:
@@ -32,7 +32,7 @@ def test_the_ring_keeps_the_last_and_its_columns_are_all_fields() -> None:
     for second in range(5):
         history.record(float(second), 1.0, Reading(running=second))
     columns = history.columns()
-    assert set(columns) == set(Sample.__struct_fields__)
+    assert set(columns) == set(HistorySample.__struct_fields__)
     assert columns["time"] == columns["running"] == [2, 3, 4]
 
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from millrace.errors import BadRequest, EngineUnavailable, ModelError, RequestFailed
-from millrace.flight import Reading
+from millrace.flight import FlightReading
 from millrace.protocol import (
     Choice,
     Failed,
@@ -56,8 +56,8 @@ class Played:
             raise said
         return said
 
-    def reading(self) -> Reading | None:
-        return Reading(requests=self.working)
+    def reading(self) -> FlightReading | None:
+        return FlightReading(requests=self.working)
 
     def kill(self, why: str, cause: Cause) -> None:
         self.inbox.put_nowait(EngineGone(why, cause))

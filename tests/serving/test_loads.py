@@ -19,7 +19,7 @@ from millrace.serving.client import EngineClient
 from millrace.serving.connection import Connection
 from millrace.serving.metrics import Metrics
 from millrace.serving.model import ServedModel
-from millrace.serving.ranks.group import Group
+from millrace.serving.ranks.group import RankGroup
 from millrace.serving.registry import Registry
 from millrace.serving.residency import Need
 
@@ -73,7 +73,7 @@ class _Opener:
 
     def client(self, spec: ModelSpec, config: Callable[[], EngineConfig]) -> EngineClient:
         made = EngineClient(self._launch, Admission(8, 8), self._metrics.of(spec.name))
-        made.group = cast(Group | None, self.group)
+        made.group = cast(RankGroup | None, self.group)
         return made
 
     async def _launch(self) -> Connection:

@@ -20,7 +20,7 @@ from millrace.serving.in_flight import InFlight
 from millrace.serving.media import MediaDesk
 from millrace.serving.pictures import ModelPictures, prepared
 from millrace.serving.supplying import PictureSupply
-from millrace.text.conversation import Conversation, ImagePart, TextPart, Turn
+from millrace.text.conversation import Conversation, ConversationTurn, ImagePart, TextPart
 from millrace.text.pictures import PictureWords
 
 WORDS = PictureWords("<image>", 7, "<image>")
@@ -54,7 +54,7 @@ def with_pictures(work: Callable[[Processed], Awaitable[Any]], **limits: Any) ->
 
 def showing(*sources: str) -> Conversation:
     parts = [ImagePart(s, where=f"messages[0].content[{n}]") for n, s in enumerate(sources)]
-    return Conversation([Turn("user", [*parts, TextPart("?")])])
+    return Conversation([ConversationTurn("user", [*parts, TextPart("?")])])
 
 
 def test_a_picture_is_processed_once_and_held_as_long_as_somebody_shows_it() -> None:
@@ -127,7 +127,7 @@ def test_tokens_that_stand_for_pictures_stand_only_where_there_are_some() -> Non
 
 def test_text_alone_is_prepared_in_one_go() -> None:
     async def work(pictures: Processed) -> None:
-        text = Conversation([Turn("user", "hi")])
+        text = Conversation([ConversationTurn("user", "hi")])
         assert await prepared(pictures, lambda: text, lambda chat: chat is text)
         assert await prepared(
             pictures, lambda: showing(data_uri(png())), lambda chat: list(chat.expansions)

@@ -17,7 +17,7 @@ from millrace.serving.ranks import worker as module
 from millrace.serving.ranks.child import Child
 from millrace.serving.ranks.link import connect
 from millrace.serving.ranks.local import StartedWorkers, hosts_of
-from millrace.serving.ranks.worker import Worker
+from millrace.serving.ranks.worker import RankWorker
 
 PATIENCE = 60.0
 
@@ -140,7 +140,7 @@ def test_a_worker_that_cannot_tell_about_itself_is_free_for_the_next_server(
     async def scene() -> None:
         listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         serving = asyncio.create_task(
-            Worker(1, "secret").serve("127.0.0.1", 0, listening.set_result)
+            RankWorker(1, "secret").serve("127.0.0.1", 0, listening.set_result)
         )
         async with asyncio.timeout(PATIENCE):
             address = "127.0.0.1", await listening

@@ -24,7 +24,7 @@ from millrace.errors import ModelError, SetupError
 from millrace.serving.catalogue import ModelSpec
 from millrace.serving.metrics import Metrics
 from millrace.serving.opening import Opening, Workplace
-from millrace.serving.ranks.group import Group
+from millrace.serving.ranks.group import RankGroup
 from millrace.serving.ranks.versions import here, others
 
 
@@ -169,7 +169,7 @@ def test_what_a_split_model_cannot_have_is_refused_at_the_start(folder: str) -> 
 def test_every_start_of_a_group_has_a_secret_of_its_own(folder: str) -> None:
     group = group_of(3, None, "auto", None)
     config = EngineConfig(model=folder, name="x", group=group)
-    made = Group(config)
+    made = RankGroup(config)
     first, second = made.seats(config), made.seats(config)
     assert len({c.seat.secret for c in first if c.seat}) == 1
     assert first[0].seat and second[0].seat and first[0].seat.secret != second[0].seat.secret

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from conftest import until
 
-from millrace.flight import LOAD_PATIENCE, MOST_NAMED, Reading, Recording, SharedRecorder
+from millrace.flight import LOAD_PATIENCE, MOST_NAMED, FlightReading, Recording, SharedRecorder
 from millrace.serving.watch import Pulse, Watch, processor_time
 
-BUSY = Reading(beats=1, progress=1, patience=2.0)
+BUSY = FlightReading(beats=1, progress=1, patience=2.0)
 
 
 class Engine:
@@ -32,7 +32,7 @@ class Engine:
     def look(self, seconds: float) -> Pulse:
         self.now += seconds
         self.computed += seconds * self._computes
-        reading = Reading(self.beats, self.progress, self.patience)
+        reading = FlightReading(self.beats, self.progress, self.patience)
         return self.watch.look(self.now, reading)
 
     def until(self, pulse: Pulse, beating: bool, moving: bool, limit: int = 1000) -> int:
@@ -101,10 +101,10 @@ def test_a_process_gets_time_for_its_first_beat() -> None:
 
 def test_what_is_recorded_is_read() -> None:
     recording = Recording()
-    assert recording.read() == Reading(patience=LOAD_PATIENCE)
+    assert recording.read() == FlightReading(patience=LOAD_PATIENCE)
     recorder = SharedRecorder(recording.file)
     recorder.working([7, 9], 2.5)
-    assert recording.read() == Reading(progress=1, patience=2.5, requests=(7, 9))
+    assert recording.read() == FlightReading(progress=1, patience=2.5, requests=(7, 9))
     recorder.progress()
     recorder.working([7, 9], 2.5)
     assert recording.read().progress == 3
@@ -115,7 +115,7 @@ def test_what_is_recorded_is_read() -> None:
     recorder.working(list(range(MOST_NAMED)), 1.0)
     assert recording.read().requests == tuple(range(MOST_NAMED))
     recorder.idle()
-    assert recording.read() == Reading(progress=6, patience=None)
+    assert recording.read() == FlightReading(progress=6, patience=None)
     recording.close()
     recording.close()
 

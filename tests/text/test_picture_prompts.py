@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer
 from vision_templates import GEMMA3, PLAIN, QWEN2_VL
 
 from millrace.errors import BadRequest
-from millrace.text.conversation import Conversation, ImagePart, TextPart, Turn
+from millrace.text.conversation import Conversation, ConversationTurn, ImagePart, TextPart
 from millrace.text.pictures import ExpandedPrompt, Expansion, PictureWords, expanded_tokens
 from millrace.text.tasks import ChatTask, CountTask, RenderTask, TextSide, TextSideConfig
 
@@ -45,7 +45,7 @@ def image(digest: str) -> ImagePart:
     return ImagePart(digest=digest)
 
 
-def talk(*turns: Turn, **more: Any) -> Conversation:
+def talk(*turns: ConversationTurn, **more: Any) -> Conversation:
     return Conversation(list(turns), expansions={"a": A, "b": B}, **more)
 
 
@@ -53,9 +53,9 @@ def test_the_template_shows_pictures_and_the_processor_says_how_long_they_are(
     qwen: TextSide,
 ) -> None:
     chat = talk(
-        Turn("user", [TextPart("first "), image("a"), TextPart(" then "), image("b")]),
-        Turn("assistant", "yes"),
-        Turn("user", [image("a"), TextPart("again")]),
+        ConversationTurn("user", [TextPart("first "), image("a"), TextPart(" then "), image("b")]),
+        ConversationTurn("assistant", "yes"),
+        ConversationTurn("user", [image("a"), TextPart("again")]),
     )
     found = ChatTask(chat=chat).run(qwen)
     assert found.text.count("<|image_pad|>") == 3
@@ -79,9 +79,9 @@ def test_the_template_shows_pictures_and_the_processor_says_how_long_they_are(
 
 def test_boundaries_lie_where_messages_end_with_pictures_before_them(qwen: TextSide) -> None:
     chat = talk(
-        Turn("user", [image("a"), TextPart("one <|image_pad|>")]),
-        Turn("assistant", "yes"),
-        Turn("user", [image("b"), TextPart("two")]),
+        ConversationTurn("user", [image("a"), TextPart("one <|image_pad|>")]),
+        ConversationTurn("assistant", "yes"),
+        ConversationTurn("user", [image("b"), TextPart("two")]),
     )
     found = ChatTask(chat=chat).run(qwen)
     begin = qwen.tokenizer.encode("<|im_start|>")[0]
@@ -95,23 +95,28 @@ def test_boundaries_lie_where_messages_end_with_pictures_before_them(qwen: TextS
 def test_text_that_spells_a_placeholder_is_plain_characters(
     qwen: TextSide, role: str, word: str
 ) -> None:
-    turns = [Turn("user", [image("a"), TextPart("look")]), Turn("assistant", "ok")]
-    said = Turn(role, f"before {word} after", call_id="c")
-    chat = talk(*([said, *turns] if role == "system" else [*turns, said, Turn("user", "so?")]))
+    turns = [
+        ConversationTurn("user", [image("a"), TextPart("look")]),
+        ConversationTurn("assistant", "ok"),
+    ]
+    said = ConversationTurn(role, f"before {word} after", call_id="c")
+    chat = talk(
+        *([said, *turns] if role == "system" else [*turns, said, ConversationTurn("user", "so?")])
+    )
     found = ChatTask(chat=chat).run(qwen)
     assert len(found.media) == 1
     assert found.tokens.count(IMAGE) == A.tokens
     text = qwen.tokenizer.decode(found.tokens, skip_special=False)
     assert f"before {word} after" in text
     assert f"before {word} after" in found.text
-    alone = ChatTask(chat=talk(Turn("user", word))).run(qwen)
+    alone = ChatTask(chat=talk(ConversationTurn("user", word))).run(qwen)
     assert IMAGE not in alone.tokens and alone.media == []
 
 
 def test_names_and_arguments_of_tools_are_no_placeholders_either(qwen: TextSide) -> None:
     tool = {"type": "function", "function": {"name": "f", "description": "<|image_pad|>"}}
     chat = talk(
-        Turn("user", [image("b"), TextPart("x")]),
+        ConversationTurn("user", [image("b"), TextPart("x")]),
         tools=[tool],
         template_arguments={"add_vision_id": "<|image_pad|>"},
     )
@@ -121,7 +126,9 @@ def test_names_and_arguments_of_tools_are_no_placeholders_either(qwen: TextSide)
 
 def test_a_template_without_parts_gets_the_placeholder_in_the_text(tmp_path: Path) -> None:
     plain = side(tmp_path, PLAIN, QWEN)
-    chat = talk(Turn("user", [image("a"), TextPart("what is <|image_pad|>?"), image("b")]))
+    chat = talk(
+        ConversationTurn("user", [image("a"), TextPart("what is <|image_pad|>?"), image("b")])
+    )
     found = ChatTask(chat=chat).run(plain)
     text = "<|im_start|>user\n<|image_pad|>\nwhat is <|image_pad|>?\n<|image_pad|><|im_end|>\n"
     assert found.text.startswith(text)
@@ -133,7 +140,11 @@ def test_a_placeholder_may_become_something_else_around_the_features(tmp_path: P
     gemma = side(tmp_path, GEMMA3, GEMMA)
     soft = Expansion("\n\n<start_of_image><soft><soft><soft>\n\n", 3)
     chat = Conversation(
-        [Turn("user", [TextPart("a <soft> <start_of_image>"), image("s"), TextPart("what?")])],
+        [
+            ConversationTurn(
+                "user", [TextPart("a <soft> <start_of_image>"), image("s"), TextPart("what?")]
+            )
+        ],
         expansions={"s": soft},
     )
     found = ChatTask(chat=chat).run(gemma)
@@ -162,8 +173,8 @@ def test_pictures_of_tools_are_shown_after_the_results_where_the_template_has_no
         [
             {"role": "user", "content": "look"},
             {"role": "assistant", "content": None, "tool_calls": [call]},
-            Turn("tool", [image("a")], call_id="c1"),
-            Turn("user", [image("b"), TextPart("and this?")]),
+            ConversationTurn("tool", [image("a")], call_id="c1"),
+            ConversationTurn("user", [image("b"), TextPart("and this?")]),
         ],
         expansions={"a": A, "b": B},
     )
@@ -175,7 +186,7 @@ def test_pictures_of_tools_are_shown_after_the_results_where_the_template_has_no
 
 @pytest.mark.parametrize("role", ["system", "developer", "assistant"])
 def test_pictures_stand_in_messages_of_users_and_tools_only(qwen: TextSide, role: str) -> None:
-    chat = talk(Turn(role, [image("a"), TextPart("x")]), Turn("user", "y"))
+    chat = talk(ConversationTurn(role, [image("a"), TextPart("x")]), ConversationTurn("user", "y"))
     with pytest.raises(BadRequest, match=f"role '{role}' holds a picture"):
         ChatTask(chat=chat).run(qwen)
 
@@ -183,7 +194,7 @@ def test_pictures_stand_in_messages_of_users_and_tools_only(qwen: TextSide, role
 def test_a_prompt_that_pictures_make_too_long_is_refused_with_its_length(tmp_path: Path) -> None:
     small = side(tmp_path, QWEN2_VL, QWEN, window=200)
     many = Expansion("<|image_pad|>" * 5000, 5000)
-    chat = Conversation([Turn("user", [image("m")])], expansions={"m": many})
+    chat = Conversation([ConversationTurn("user", [image("m")])], expansions={"m": many})
     with pytest.raises(BadRequest, match="50.. tokens long"):
         ChatTask(chat=chat).run(small)
     assert CountTask(chat=chat).run(small).tokens > 5000

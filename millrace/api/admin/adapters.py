@@ -32,7 +32,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=MOST_NAME)]
 AdapterPath = Annotated[str, Meta(min_length=1, max_length=4096)]
 
 
-class LoadRequest(msgspec.Struct):
+class LoadAdapterRequest(msgspec.Struct):
     lora_name: Name
     """What requests then give as `model`."""
     lora_path: AdapterPath
@@ -43,7 +43,7 @@ class LoadRequest(msgspec.Struct):
     """Whether it takes the place of an adapter of the same name."""
 
 
-class UnloadRequest(msgspec.Struct):
+class UnloadAdapterRequest(msgspec.Struct):
     lora_name: Name
     lora_int_id: int | None = None
     """vLLM's number of an adapter; names are enough here."""
@@ -53,12 +53,12 @@ class UnloadRequest(msgspec.Struct):
 @describe(
     "server",
     "Load an adapter from a folder of the server's",
-    body=LoadRequest,
+    body=LoadAdapterRequest,
     media="text/plain",
     statuses=(400, 403, 404, 413, 500, 503, 507),
 )
 async def load(http: HttpRequest) -> Response:
-    wire = convert(await read_object(http, context_of(http).config.max_body), LoadRequest)
+    wire = convert(await read_object(http, context_of(http).config.max_body), LoadAdapterRequest)
     if not wire.lora_name.isprintable() or not wire.lora_name.strip():
         raise BadRequest("lora_name must have printable characters only.", param="lora_name")
     config = context_of(http).config
@@ -73,12 +73,12 @@ async def load(http: HttpRequest) -> Response:
 @describe(
     "server",
     "Unload an adapter; requests that run with it end with it",
-    body=UnloadRequest,
+    body=UnloadAdapterRequest,
     media="text/plain",
     statuses=(400, 404, 413),
 )
 async def unload(http: HttpRequest) -> Response:
-    wire = convert(await read_object(http, context_of(http).config.max_body), UnloadRequest)
+    wire = convert(await read_object(http, context_of(http).config.max_body), UnloadAdapterRequest)
     registry = context_of(http).registry
     if (found := registry.adapters.find(wire.lora_name)) is None:
         raise NotFound(f"There is no adapter '{wire.lora_name}' here.", param="lora_name")
@@ -88,7 +88,7 @@ async def unload(http: HttpRequest) -> Response:
     return PlainTextResponse(f"Success: LoRA adapter '{wire.lora_name}' removed successfully.")
 
 
-async def _base(http: HttpRequest, wire: LoadRequest) -> ServedModel:
+async def _base(http: HttpRequest, wire: LoadAdapterRequest) -> ServedModel:
     """The model that an adapter is for; its name must be no other model's."""
     registry = context_of(http).registry
     if registry.adapters.find(wire.base_model_name) is not None:

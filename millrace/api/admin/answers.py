@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from millrace.serving.history import EndedRequest, Sample
+from millrace.serving.history import EndedRequest, HistorySample
 from millrace.serving.in_flight import Phase
 from millrace.serving.keeper import State
 from millrace.serving.ranks.group import RankStatus
@@ -161,4 +161,4 @@ class Requests(msgspec.Struct):
 class StatusEvent(Status, kw_only=True):
     """What a stream of the server's status brings every second, after a `history` of all samples."""
 
-    sample: Sample
+    sample: HistorySample

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from millrace.api.admin.status import status_of
 from millrace.api.answer import one_line
 from millrace.errors import Overloaded
-from millrace.serving.history import History, Sample
+from millrace.serving.history import History, HistorySample
 from millrace.serving.metrics import Metrics
 from millrace.serving.registry import Registry
 
@@ -94,7 +94,7 @@ class Feed:
             ticked, self._ticked = self._ticked, asyncio.Event()
             ticked.set()
 
-    def _snapshot(self, sample: Sample) -> bytes:
+    def _snapshot(self, sample: HistorySample) -> bytes:
         return event("status", status_of(self._registry) | {"sample": sample})
 
 

@@ -24,7 +24,7 @@ from millrace.api.anthropic.events import (
     MessageDelta,
     MessageStart,
     MessageStop,
-    Ping,
+    PingEvent,
     SignatureDelta,
     StopReason,
     StreamEvent,
@@ -40,11 +40,11 @@ from millrace.text.deltas import (
     Content,
     Delta,
     Event,
-    Finish,
     Idle,
     Piece,
     PromptScores,
     Reasoning,
+    TextFinish,
     ToolCallArguments,
     ToolCallStart,
     Usage,
@@ -69,7 +69,7 @@ class Blocks:
         self._index = -1
         self._open: Block | None = None
         self._thought = ""
-        self._finish = Finish("stop")
+        self._finish = TextFinish("stop")
 
     def feed(self, event: Event, usage: Usage) -> Iterator[StreamEvent]:
         """`usage` is what the request has cost so far.
@@ -81,11 +81,11 @@ class Blocks:
             yield MessageStart(
                 message=MessageAnswer(id=self._id, model=self._model, usage=cost_of(usage))
             )
-            yield Ping()
+            yield PingEvent()
         elif isinstance(event, Idle):
-            yield Ping()
+            yield PingEvent()
         match event:
-            case Delta(piece=Finish() as finish):
+            case Delta(piece=TextFinish() as finish):
                 yield from self._close()
                 self._finish = finish
             case Delta(piece=piece):
@@ -96,7 +96,7 @@ class Blocks:
             case PromptScores() | Idle():
                 pass
 
-    def _piece(self, piece: Piece | Finish) -> Iterator[StreamEvent]:
+    def _piece(self, piece: Piece | TextFinish) -> Iterator[StreamEvent]:
         match piece:
             case Content(text=text):
                 if not isinstance(self._open, TextBlock):
@@ -175,7 +175,7 @@ class Folding:
                 self.message.stop_reason = ending.stop_reason
                 self.message.stop_sequence = ending.stop_sequence
                 self.message.usage = usage
-            case MessageStop() | Ping():
+            case MessageStop() | PingEvent():
                 pass
 
     def _apply(self, delta: BlockDelta) -> None:

@@ -93,7 +93,7 @@ class MessageStart(_Tagged, tag="message_start"):
     message: MessageAnswer
 
 
-class Ping(_Tagged, tag="ping"):
+class PingEvent(_Tagged, tag="ping"):
     pass
 
 
@@ -132,7 +132,7 @@ class Count(msgspec.Struct):
 
 
 StreamEvent = (
-    MessageStart | Ping | BlockStart | BlockChange | BlockStop | MessageDelta | MessageStop
+    MessageStart | PingEvent | BlockStart | BlockChange | BlockStop | MessageDelta | MessageStop
 )
 
 

@@ -25,7 +25,7 @@ from millrace.api.anthropic.schema import (
 )
 from millrace.api.encrypted_content import unseal
 from millrace.errors import BadRequest, Unsupported
-from millrace.text.conversation import ImagePart, Part, TextPart, Turn, TurnCall
+from millrace.text.conversation import ConversationTurn, ImagePart, Part, TextPart, TurnCall
 
 _LABEL = "x-anthropic-billing-header:"
 """How a coding agent marks a system block that is for the server's books, not for the model: it differs
@@ -41,13 +41,13 @@ _PLACES = {
 
 def conversation_of(
     system: str | Sequence[Text] | None, messages: Sequence[AnthropicMessage]
-) -> list[Turn]:
+) -> list[ConversationTurn]:
     """All turns, the system prompt first; neighbours of one role are one turn."""
-    turns: list[Turn] = []
+    turns: list[ConversationTurn] = []
     if system:
         texts = [system] if isinstance(system, str) else [block.text for block in system]
         if meant := [text for text in texts if not text.startswith(_LABEL)]:
-            turns.append(Turn("system", _joined(meant)))
+            turns.append(ConversationTurn("system", _joined(meant)))
     called: set[str] = set()
     for role, group in itertools.groupby(enumerate(messages), key=lambda item: item[1].role):
         blocks = [pair for index, message in group for pair in _blocks(index, message)]
@@ -58,7 +58,7 @@ def conversation_of(
             _refuse_dangling(blocks, called)
             turns += _user(blocks)
         else:
-            turns.append(Turn("system", _joined(_texts(blocks, "system"))))
+            turns.append(ConversationTurn("system", _joined(_texts(blocks, "system"))))
     return turns
 
 
@@ -73,9 +73,9 @@ def _blocks(index: int, message: AnthropicMessage) -> list[Placed]:
     return [(f"{where}.{n}", block) for n, block in enumerate(message.content)]
 
 
-def _user(blocks: Sequence[Placed]) -> list[Turn]:
+def _user(blocks: Sequence[Placed]) -> list[ConversationTurn]:
     """Results first: a model expects them right after its calls, whatever was said beside them."""
-    results: list[Turn] = []
+    results: list[ConversationTurn] = []
     said: list[Placed] = []
     for where, block in blocks:
         if isinstance(block, ToolResult):
@@ -83,7 +83,7 @@ def _user(blocks: Sequence[Placed]) -> list[Turn]:
         else:
             said.append((where, block))
     if said or not results:
-        return [*results, Turn("user", _content(said, "user"))]
+        return [*results, ConversationTurn("user", _content(said, "user"))]
     return results
 
 
@@ -124,7 +124,7 @@ def _refuse_dangling(blocks: Sequence[Placed], called: set[str]) -> None:
             )
 
 
-def _result(where: str, block: ToolResult) -> Turn:
+def _result(where: str, block: ToolResult) -> ConversationTurn:
     content: str | list[Part] = ""
     if isinstance(block.content, str):
         content = block.content
@@ -134,10 +134,10 @@ def _result(where: str, block: ToolResult) -> Turn:
     if block.is_error:
         error = "Error: "
         content = f"{error}{content}" if isinstance(content, str) else [TextPart(error), *content]
-    return Turn("tool", content, call_id=block.tool_use_id)
+    return ConversationTurn("tool", content, call_id=block.tool_use_id)
 
 
-def _assistant(blocks: Sequence[Placed]) -> Turn:
+def _assistant(blocks: Sequence[Placed]) -> ConversationTurn:
     thoughts: list[str] = []
     said: list[Placed] = []
     calls: list[TurnCall] = []
@@ -153,7 +153,7 @@ def _assistant(blocks: Sequence[Placed]) -> Turn:
                 said.append((where, block))
     text = _joined(_texts(said, "assistant"))
     content = text or None if calls else text
-    return Turn("assistant", content, reasoning=_joined(thoughts) or None, calls=calls)
+    return ConversationTurn("assistant", content, reasoning=_joined(thoughts) or None, calls=calls)
 
 
 def _texts(blocks: Iterable[Placed], role: str) -> list[str]:

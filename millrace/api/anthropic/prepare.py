@@ -13,7 +13,7 @@ from millrace.api.anthropic.schema import (
     AnyChoice,
     Form,
     NoChoice,
-    Prompt,
+    PromptFields,
     ThinkingAdaptive,
     ThinkingOff,
     ThinkingOn,
@@ -23,7 +23,7 @@ from millrace.api.anthropic.schema import (
 from millrace.errors import BadRequest, Unsupported
 from millrace.serving.forms import demanded
 from millrace.serving.thinking import strange_arguments, template_switch
-from millrace.text.conversation import Conversation, Turn
+from millrace.text.conversation import Conversation, ConversationTurn
 from millrace.text.dialect import Dialect
 from millrace.text.grammar import Demand
 
@@ -50,7 +50,7 @@ class PreparedRequest:
     """What the request asked for and this model or server does not do."""
 
 
-def prepare(wire: Prompt, dialect: Dialect) -> PreparedRequest:
+def prepare(wire: PromptFields, dialect: Dialect) -> PreparedRequest:
     """Not for the event loop: it renders with the model's template."""
     if wire.thread is not None:
         raise ThreadUnsupported("'thread' is not supported by this server.", param="thread")
@@ -81,7 +81,7 @@ def prepare(wire: Prompt, dialect: Dialect) -> PreparedRequest:
     return PreparedRequest(chat, demand, ignored)
 
 
-def _prefill(turns: list[Turn]) -> tuple[list[Turn], bool]:
+def _prefill(turns: list[ConversationTurn]) -> tuple[list[ConversationTurn], bool]:
     """Whether the answer goes on from the last turn; one that says nothing is left out."""
     last = turns[-1]
     if last.role != "assistant":
@@ -134,7 +134,7 @@ def _tools(offered: Sequence[Tool]) -> tuple[list[dict[str, Any]], list[str]]:
     return list(tools.values()), list(dict.fromkeys(ignored))
 
 
-def _choose(chat: Conversation, wire: Prompt) -> None:
+def _choose(chat: Conversation, wire: PromptFields) -> None:
     match wire.tool_choice:
         case None:
             return
@@ -147,7 +147,7 @@ def _choose(chat: Conversation, wire: Prompt) -> None:
     chat.parallel = not wire.tool_choice.disable_parallel_tool_use
 
 
-def _think(chat: Conversation, wire: Prompt, dialect: Dialect) -> None:
+def _think(chat: Conversation, wire: PromptFields, dialect: Dialect) -> None:
     match wire.thinking:
         case ThinkingOn(budget_tokens=budget):
             chat.thinking = True
@@ -164,7 +164,7 @@ def _think(chat: Conversation, wire: Prompt, dialect: Dialect) -> None:
         chat.effort = effort_word(dialect, wish) if dialect.controls.effort else wish
 
 
-def _form(wire: Prompt) -> Demand | None:
+def _form(wire: PromptFields) -> Demand | None:
     asked: dict[str, Form | None] = {
         "output_config.format": wire.output_config.format if wire.output_config else None,
         "output_format": wire.output_format,
@@ -180,7 +180,7 @@ def _form(wire: Prompt) -> Demand | None:
     return other
 
 
-def _edits(wire: Prompt) -> list[str]:
+def _edits(wire: PromptFields) -> list[str]:
     """Edits of the context that would change it; keeping all thoughts changes nothing."""
     edits = wire.context_management.edits if wire.context_management else []
     return [

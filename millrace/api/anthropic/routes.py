@@ -13,7 +13,13 @@ from millrace.api.answer import EventStream, as_json, whole
 from millrace.api.anthropic.blocks import Blocks, Folding
 from millrace.api.anthropic.events import Count, MessageAnswer, StreamEvent, encoded, error_event
 from millrace.api.anthropic.prepare import PreparedRequest, prepare
-from millrace.api.anthropic.schema import ADVISORY, REFUSED, MessagesRequest, Prompt, ThinkingOn
+from millrace.api.anthropic.schema import (
+    ADVISORY,
+    REFUSED,
+    MessagesRequest,
+    PromptFields,
+    ThinkingOn,
+)
 from millrace.api.context import request_id
 from millrace.api.openapi.describe import RUNS, SSE, describe
 from millrace.api.prelude import Asked, Border
@@ -28,12 +34,12 @@ from millrace.text.conversation import Conversation
 from millrace.text.tasks import PromptLength
 
 T = TypeVar("T")
-P = TypeVar("P", bound=Prompt)
+P = TypeVar("P", bound=PromptFields)
 router = APIRouter()
 _BORDER = Border(MessagesRequest, REFUSED, ADVISORY)
 # Who counts may send all that he will send to be answered.
 _COUNTING = Border(
-    Prompt, REFUSED, ADVISORY | frozenset(MessagesRequest.__struct_fields__), loads=False
+    PromptFields, REFUSED, ADVISORY | frozenset(MessagesRequest.__struct_fields__), loads=False
 )
 _HERE = {"stop": "stop_sequences"}
 
@@ -68,7 +74,7 @@ async def messages(http: HttpRequest) -> Response:
 @describe(
     "anthropic",
     "Count a conversation's tokens",
-    body=Prompt,
+    body=PromptFields,
     answer=Count,
     statuses=(400, 404, 413),
 )
@@ -84,7 +90,7 @@ def _request(asked: Asked[MessagesRequest], id: str, ready: PreparedRequest) -> 
     return fill(request, wishes_of(asked.wire, stop="stop_sequences"), asked.model, _HERE)
 
 
-def _count(asked: Asked[Prompt], id: str, ready: PreparedRequest) -> PromptLength:
+def _count(asked: Asked[PromptFields], id: str, ready: PreparedRequest) -> PromptLength:
     return asked.model.count(ready.chat, ready.demand)
 
 

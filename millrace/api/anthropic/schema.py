@@ -155,7 +155,7 @@ class ContextManagement(msgspec.Struct):
     edits: list[Edit] = []
 
 
-class Prompt(AnswerFields, kw_only=True):
+class PromptFields(AnswerFields, kw_only=True):
     """What decides the prompt, which is all that counting tokens needs, and what may come with it."""
 
     model: str | None = None
@@ -174,7 +174,7 @@ class Prompt(AnswerFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class MessagesRequest(Prompt, kw_only=True):
+class MessagesRequest(PromptFields, kw_only=True):
     max_tokens: Positive
     ttl: float | str | None = None
     """How long the model is to stay loaded after this, as LM Studio has it; below 0 for ever."""

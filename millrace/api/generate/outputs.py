@@ -8,9 +8,9 @@ from typing import Any
 from millrace.api.generate.request import PromptRequest
 from millrace.errors import Cancelled
 from millrace.protocol import TokenLogprob
-from millrace.serving.fold import Answer
+from millrace.serving.fold import FoldedAnswer
 from millrace.serving.model import Running, ServedModel
-from millrace.text.deltas import Delta, Event, Finish, PromptScores
+from millrace.text.deltas import Delta, Event, PromptScores, TextFinish
 
 Scored = list[Any]
 """A token as SGLang tells it: [logprob, id, text or null]."""
@@ -27,7 +27,7 @@ class Outputs:
         self._vocabulary = model.tokenizer.vocabulary
         self._texts = texts
         self._began = time.monotonic()
-        self._answers = [Answer() for _ in range(running.n)]
+        self._answers = [FoldedAnswer() for _ in range(running.n)]
         self._scores: list[TokenLogprob] = []
         self._aborted: str | None = None
 
@@ -40,7 +40,7 @@ class Outputs:
         match event:
             case Delta(choice=choice):
                 self._answers[choice].add(event)
-                return [choice] if event.tokens or isinstance(event.piece, Finish) else []
+                return [choice] if event.tokens or isinstance(event.piece, TextFinish) else []
             case PromptScores(items=items):
                 self._scores = items
             case Cancelled():
@@ -68,7 +68,7 @@ class Outputs:
             "meta_info": meta,
         }
 
-    def _finish(self, answer: Answer, generated: int) -> dict[str, Any] | None:
+    def _finish(self, answer: FoldedAnswer, generated: int) -> dict[str, Any] | None:
         finish = answer.finish
         if finish is None:
             return {"type": "abort", "message": self._aborted} if self._aborted else None
@@ -76,7 +76,7 @@ class Outputs:
             return {"type": "length", "length": generated}
         return {"type": "stop", "matched": finish.matched}
 
-    def _logprobs(self, answer: Answer) -> dict[str, Any]:
+    def _logprobs(self, answer: FoldedAnswer) -> dict[str, Any]:
         generated = list(answer.logprobs)
         if answer.finish is not None and answer.finish.score is not None:
             generated.append(answer.finish.score)

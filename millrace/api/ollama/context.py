@@ -6,8 +6,8 @@ import dataclasses
 
 from millrace.serving.model import ServedModel
 from millrace.serving.request import check_tokens
-from millrace.text.conversation import Conversation, Turn
-from millrace.text.deltas import Finish
+from millrace.text.conversation import Conversation, ConversationTurn
+from millrace.text.deltas import TextFinish
 
 _BOUNDARY = "millrace-border"
 
@@ -15,7 +15,7 @@ _BOUNDARY = "millrace-border"
 def followed(context: list[int], chat: Conversation, model: ServedModel) -> list[int]:
     """The context, and the turn after it as the template writes a turn that is not the first."""
     check_tokens("context", context, model.width)
-    earlier = [Turn("user", "?"), Turn("assistant", _BOUNDARY)]
+    earlier = [ConversationTurn("user", "?"), ConversationTurn("assistant", _BOUNDARY)]
     whole = model.render(dataclasses.replace(chat, messages=[*earlier, *chat.messages])).text
     _, boundary, turn = whole.rpartition(_BOUNDARY)
     if not boundary:
@@ -27,7 +27,7 @@ def followed(context: list[int], chat: Conversation, model: ServedModel) -> list
 
 
 def after(
-    prompt: list[int], generated: list[int], finish: Finish | None, model: ServedModel
+    prompt: list[int], generated: list[int], finish: TextFinish | None, model: ServedModel
 ) -> list[int]:
     """The context to go on from: prompt and answer, without a stop string that was cut off."""
     if finish is not None and isinstance(finish.matched, str):

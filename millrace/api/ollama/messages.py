@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from millrace.api.ollama.schema import OllamaMessage
-from millrace.text.conversation import ImagePart, Part, TextPart, Turn, TurnCall
+from millrace.text.conversation import ConversationTurn, ImagePart, Part, TextPart, TurnCall
 
 
-def turns_of(messages: Sequence[OllamaMessage]) -> list[Turn]:
+def turns_of(messages: Sequence[OllamaMessage]) -> list[ConversationTurn]:
     found = []
     waiting: list[tuple[str, str]] = []
     count = 0
     for at, message in enumerate(messages):
         content = shown(message.content or "", message.images, f"messages[{at}].images")
-        said = Turn(message.role, content, reasoning=message.thinking or None)
+        said = ConversationTurn(message.role, content, reasoning=message.thinking or None)
         if message.role == "tool":
             said.call_id, said.name = _result_of(message, waiting)
         elif message.tool_calls:

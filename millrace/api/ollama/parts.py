@@ -11,8 +11,8 @@ from millrace.serving.fold import ToolCall
 from millrace.text.deltas import (
     Content,
     Delta,
-    Finish,
     Reasoning,
+    TextFinish,
     ToolCallArguments,
     ToolCallStart,
 )
@@ -47,7 +47,7 @@ class OllamaReader:
         self._count = 0
         self._scores: list[TokenLogprob] = []
         self.tokens: list[int] = []
-        self.finish: Finish | None = None
+        self.finish: TextFinish | None = None
 
     def read(self, delta: Delta) -> OllamaPart:
         self.tokens += delta.tokens
@@ -68,7 +68,7 @@ class OllamaReader:
             case Reasoning(text=text):
                 self._close(part)
                 part.thinking = text
-            case Finish() as finish:
+            case TextFinish() as finish:
                 self._close(part)
                 self.finish = finish
         part.scores, self._scores = self._scores, []

@@ -34,7 +34,7 @@ from millrace.errors import BadRequest
 from millrace.serving.model import ServedModel
 from millrace.serving.pictures import prepared
 from millrace.serving.request import Request
-from millrace.text.conversation import Conversation, Turn
+from millrace.text.conversation import Conversation, ConversationTurn
 
 router = APIRouter()
 router.include_router(library.router)
@@ -113,8 +113,8 @@ async def generate(http: HttpRequest) -> Response:
             grammar=await asyncio.to_thread(model.form, demand),
         )
         return await _answer(http, wire, model, request, as_response, clock, ignored)
-    messages = [Turn("system", wire.system)] if wire.system else []
-    messages.append(Turn("user", shown(prompt, wire.images, "images")))
+    messages = [ConversationTurn("system", wire.system)] if wire.system else []
+    messages.append(ConversationTurn("user", shown(prompt, wire.images, "images")))
     if wire.context and wire.images:
         raise BadRequest(
             "A context holds no pictures: send the whole conversation to /api/chat.", param="images"

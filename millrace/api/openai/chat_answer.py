@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from millrace.api.logprobs import chat_logprobs
-from millrace.api.openai.envelope import Folding, head_of, usage_of
+from millrace.api.openai.envelope import ChunkFolding, head_of, usage_of
 from millrace.api.openai.tools import Calls, Offer
 from millrace.protocol import TokenLogprob
 from millrace.serving.model import ServedModel
@@ -14,8 +14,8 @@ from millrace.text.deltas import (
     Content,
     Delta,
     Event,
-    Finish,
     Reasoning,
+    TextFinish,
     ToolCallArguments,
     ToolCallStart,
     Usage,
@@ -40,7 +40,7 @@ class ChatChunks:
 
     def feed(self, event: Event) -> Iterator[Chunk]:
         match event:
-            case Delta(choice=choice, piece=Finish() as finish, logprobs=scores):
+            case Delta(choice=choice, piece=TextFinish() as finish, logprobs=scores):
                 for rest in self._of(choice).rest():
                     yield self._chunk(choice, rest)
                 yield self._chunk(choice, {}, scores, finish)
@@ -59,7 +59,7 @@ class ChatChunks:
                 return self._of(event.choice).start(index, id, name)
             case ToolCallArguments(index=index, text=text):
                 return self._of(event.choice).piece(index, text)
-            case Finish():
+            case TextFinish():
                 return {}
 
     def _of(self, choice: int) -> Calls:
@@ -70,7 +70,7 @@ class ChatChunks:
         choice: int,
         delta: dict[str, Any],
         scores: list[TokenLogprob] | None = None,
-        finish: Finish | None = None,
+        finish: TextFinish | None = None,
     ) -> Chunk:
         told = scores and self._wants_logprobs
         body: dict[str, Any] = {
@@ -83,13 +83,13 @@ class ChatChunks:
             body["matched_stop"] = finish.matched
         return self._head | {"choices": [body]}
 
-    def _reason(self, finish: Finish) -> str:
+    def _reason(self, finish: TextFinish) -> str:
         if finish.reason == "tool_calls" and self._offer.legacy:
             return "function_call"
         return finish.reason
 
 
-class ChatFolding(Folding):
+class ChatFolding(ChunkFolding):
     """The whole answer, put together from its chunks as a client would."""
 
     def __init__(self, logprobs: bool) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from millrace.api.logprobs import CompletionLogprobs, joined, token_name
-from millrace.api.openai.envelope import Folding, head_of, usage_of
+from millrace.api.openai.envelope import ChunkFolding, head_of, usage_of
 from millrace.api.openai.schema import CompletionRequest
 from millrace.protocol import TokenLogprob
 from millrace.serving.model import ServedModel
-from millrace.text.deltas import Content, Delta, Event, Finish, PromptScores, Usage
+from millrace.text.deltas import Content, Delta, Event, PromptScores, TextFinish, Usage
 
 Chunk = dict[str, Any]
 
@@ -45,7 +45,7 @@ class CompletionChunks:
                     self._begun.add(choice)
                     yield from self._opening(choice)
                 self._count(choice, items)
-                if isinstance(piece, Content | Finish):
+                if isinstance(piece, Content | TextFinish):
                     yield self._piece(choice, piece, items)
             case PromptScores(first_choice=first, items=items):
                 self._scores[first // self._made] = items
@@ -68,7 +68,7 @@ class CompletionChunks:
             body = _choice(choice, text, self._prompt_part(choice, number))
             yield self._head | {"choices": [body | self._prompt_scores(number)]}
 
-    def _piece(self, choice: int, piece: Content | Finish, items: list[TokenLogprob]) -> Chunk:
+    def _piece(self, choice: int, piece: Content | TextFinish, items: list[TokenLogprob]) -> Chunk:
         scores = self._scorer(choice).add(items) if self._wants_logprobs and items else None
         text, finish = (piece.text, None) if isinstance(piece, Content) else ("", piece)
         return self._head | {"choices": [_choice(choice, text, scores, finish)]}
@@ -101,7 +101,7 @@ class CompletionChunks:
         return {"prompt_logprobs": listed}
 
 
-class CompletionFolding(Folding):
+class CompletionFolding(ChunkFolding):
     """The whole answer, put together from its chunks; of more than are wanted, the likeliest."""
 
     def __init__(self, chunks: CompletionChunks, wire: CompletionRequest) -> None:
@@ -135,7 +135,7 @@ class CompletionFolding(Folding):
 
 
 def _choice(
-    index: int, text: str, logprobs: Chunk | None = None, finish: Finish | None = None
+    index: int, text: str, logprobs: Chunk | None = None, finish: TextFinish | None = None
 ) -> Chunk:
     value: Chunk = {
         "index": index,

@@ -55,7 +55,7 @@ class Chunks(Protocol):
     def feed(self, event: Event) -> Iterable[dict[str, Any]]: ...
 
 
-class Folding(ABC):
+class ChunkFolding(ABC):
     """Chunks in, the whole answer out."""
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ async def streamed(
 
 
 async def folded(
-    events: AsyncIterator[Event], n: int, chunks: Chunks, folding: Folding
+    events: AsyncIterator[Event], n: int, chunks: Chunks, folding: ChunkFolding
 ) -> dict[str, Any]:
     """The same chunks, put together: what is whole cannot differ from what is streamed."""
     for chunk in chunks.begin(n):

@@ -35,7 +35,7 @@ from millrace.serving.model import ServedModel
 from millrace.serving.pictures import prepared
 from millrace.serving.request import Request
 from millrace.serving.wishes import Wishes, fill
-from millrace.text.conversation import Conversation, Turn
+from millrace.text.conversation import Conversation, ConversationTurn
 
 router = APIRouter()
 _BORDER = Border(CompactRequest, advisory=LABELS)
@@ -90,7 +90,7 @@ async def compact(http: HttpRequest) -> Response:
 
 
 def _chat(items: Sequence[Item], instructions: str | None) -> Conversation:
-    messages = [*to_messages(items, instructions), Turn("user", _TASK)]
+    messages = [*to_messages(items, instructions), ConversationTurn("user", _TASK)]
     return Conversation(messages=messages, thinking=False)
 
 

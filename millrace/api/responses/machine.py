@@ -27,9 +27,9 @@ from millrace.text.deltas import (
     Content,
     Delta,
     Event,
-    Finish,
     Piece,
     Reasoning,
+    TextFinish,
     ToolCallArguments,
     ToolCallStart,
     Usage,
@@ -58,7 +58,7 @@ class Machine:
         self._done: list[Item] = []
         self._open: Open | None = None
         self._number = 0
-        self._finish: Finish | None = None
+        self._finish: TextFinish | None = None
         self._usage: Usage | None = None
         self._ended: float | None = None
         self.status = "queued" if queued else "in_progress"
@@ -118,7 +118,7 @@ class Machine:
     def _completed(self) -> bool:
         return self.status == "completed"
 
-    def _take(self, piece: Piece | Finish, scores: list[TokenLogprob]) -> list[Wire]:
+    def _take(self, piece: Piece | TextFinish, scores: list[TokenLogprob]) -> list[Wire]:
         match piece:
             case Content(text=text):
                 wanted = self._scorer(scores) if self._scorer else []
@@ -129,7 +129,7 @@ class Machine:
                 return self._close("completed") + self._call(piece)
             case ToolCallArguments(text=text):
                 return self._add(text, [])
-            case Finish():
+            case TextFinish():
                 self._finish = piece
                 return self._close(_cut(piece)) or self._nothing()
 
@@ -180,7 +180,7 @@ class Machine:
         return events
 
 
-def _cut(finish: Finish) -> Status:
+def _cut(finish: TextFinish) -> Status:
     return "incomplete" if finish.reason == "length" else "completed"
 
 

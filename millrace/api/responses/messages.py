@@ -9,16 +9,16 @@ from millrace.api.encrypted_content import unseal
 from millrace.api.responses.items import Item
 from millrace.errors import BadRequest
 from millrace.serving.toolbox import flat_name
-from millrace.text.conversation import ImagePart, Part, TextPart, Turn, TurnCall
+from millrace.text.conversation import ConversationTurn, ImagePart, Part, TextPart, TurnCall
 
 
 def to_messages(
     items: Sequence[Item], instructions: str | None, *, only_current: bool = False
-) -> list[Turn]:
+) -> list[ConversationTurn]:
     """`only_current` leaves out what was thought before the last user message."""
     writer = _Writer()
     if instructions:
-        writer.messages.append(Turn("system", instructions))
+        writer.messages.append(ConversationTurn("system", instructions))
     users = (at for at, item in enumerate(items) if item.get("role") == "user")
     current = max(users, default=-1) if only_current else -1
     for at, item in enumerate(items):
@@ -31,8 +31,8 @@ def to_messages(
 
 class _Writer:
     def __init__(self) -> None:
-        self.messages: list[Turn] = []
-        self._turn: Turn | None = None
+        self.messages: list[ConversationTurn] = []
+        self._turn: ConversationTurn | None = None
         """The assistant's turn that is being put together."""
         self._called: set[str] = set()
 
@@ -42,14 +42,14 @@ class _Writer:
                 self._say(item)
             case "message":
                 self.flush()
-                self.messages.append(Turn(item["role"], _parts(item["content"])))
+                self.messages.append(ConversationTurn(item["role"], _parts(item["content"])))
             case "reasoning":
                 self._think(thought_of(item))
             case "compaction":
                 self.flush()
                 summary = unseal(item["encrypted_content"]) or ""
                 told = f"Summary of the conversation so far:\n{summary}"
-                self.messages.append(Turn("user", told))
+                self.messages.append(ConversationTurn("user", told))
             case "function_call" | "custom_tool_call":
                 self._call(item)
             case "function_call_output" | "custom_tool_call_output":
@@ -62,9 +62,9 @@ class _Writer:
                 self.messages.append(self._turn)
             self._turn = None
 
-    def _open(self) -> Turn:
+    def _open(self) -> ConversationTurn:
         if self._turn is None:
-            self._turn = Turn("assistant", None)
+            self._turn = ConversationTurn("assistant", None)
         return self._turn
 
     def _say(self, item: Item) -> None:
@@ -98,7 +98,7 @@ class _Writer:
             )
         output = item["output"]
         content = output if isinstance(output, str) else _parts(output)
-        self.messages.append(Turn("tool", content, call_id=item["call_id"]))
+        self.messages.append(ConversationTurn("tool", content, call_id=item["call_id"]))
 
 
 def _parts(parts: Sequence[Item]) -> str | list[Part]:

@@ -19,7 +19,7 @@ from millrace.cache.payload import Payload
 _OLDEST = 512
 
 
-class Catalogue:
+class DiskCatalogue:
     def __init__(self) -> None:
         self.nodes: dict[int, DiskNode] = {}
         self.next_file = 1

@@ -9,13 +9,13 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from millrace.cache.disk.catalogue import Catalogue
+from millrace.cache.disk.catalogue import DiskCatalogue
 from millrace.cache.disk.events import Dropped, Event, Trouble
 from millrace.cache.disk.records import Blob
 
 
 class SharedState:
-    def __init__(self, catalogue: Catalogue) -> None:
+    def __init__(self, catalogue: DiskCatalogue) -> None:
         self.lock = threading.Lock()
         self.work = threading.Condition(self.lock)
         """Something for the writer to do, or the writer has done it."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from millrace.cache.disk import files
-from millrace.cache.disk.catalogue import Catalogue
+from millrace.cache.disk.catalogue import DiskCatalogue
 from millrace.cache.disk.events import DiskUnavailable, Dropped, Event, StoredNode, Trouble
 from millrace.cache.disk.folder import Folder
 from millrace.cache.disk.index import ASIDE, BASE, Index
@@ -52,7 +52,7 @@ class DiskTier:
         self._folder = Folder(folder, fingerprint, budget, keep_free, clock)
         self._folder.open()
         try:
-            catalogue = Catalogue()
+            catalogue = DiskCatalogue()
             self._shared = SharedState(catalogue)
             self._folder.lack(self._folder.measured(), BASE)
             index = Index(self._folder.path, fingerprint, budget, sync=sync)

@@ -9,7 +9,7 @@ from millrace.flight import FlightRecorder
 from millrace.models import device
 from millrace.models.encoders import Encoder
 from millrace.models.encoders.attention import SCORE_BYTES
-from millrace.models.encoders.load import Batch, finished, load_encoder, weight_bytes
+from millrace.models.encoders.load import EncoderBatch, finished, load_encoder, weight_bytes
 from millrace.protocol import Ready
 
 _LIMITS = {"cpu": Limits(512, 8192), "metal": Limits(2048, 32768), "cuda": Limits(8192, 65536)}
@@ -26,7 +26,7 @@ def build_encoder(
     kind = device.kind()
     dimensions = 0
     if facts.kind == "embed":
-        dimensions = int(finished(encoder.vectors(Batch([[0]], [0], [0]))).shape[-1])
+        dimensions = int(finished(encoder.vectors(EncoderBatch([[0]], [0], [0]))).shape[-1])
     limits = _LIMITS[kind]
     if config.kv_memory is not None:
         # What it was given is for its batches, beside the scores of a block.

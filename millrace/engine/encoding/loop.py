@@ -15,11 +15,11 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.engine.encoding.queue import Pick, Queue, Text
+from millrace.engine.encoding.queue import Pick, Queue, QueuedText
 from millrace.engine.transport import Transport
 from millrace.flight import FlightRecorder, NullRecorder
 from millrace.models.device import memory_now
-from millrace.models.encoders.load import Batch, LoadedEncoder, finished
+from millrace.models.encoders.load import EncoderBatch, LoadedEncoder, finished
 from millrace.protocol import (
     Abort,
     AbortChoice,
@@ -157,7 +157,7 @@ class EncoderEngine:
             return
         self._requests[request.id] = request
         self._left[request.id] = len(lengths)
-        texts = (Text(length, number) for number, length in enumerate(lengths))
+        texts = (QueuedText(length, number) for number, length in enumerate(lengths))
         self._queue.add(request.id, texts, request.priority)
 
     def _drop(self, id: int) -> None:
@@ -172,7 +172,7 @@ class EncoderEngine:
         """The pass of a batch, of requests that all want the same kind of numbers."""
         requests = [self._requests[p.request] for p in batch]
         first = requests[0]
-        texts = Batch(
+        texts = EncoderBatch(
             tokens=[
                 np.frombuffer(r.inputs[p.place], "<i4").tolist()
                 for r, p in zip(requests, batch, strict=True)
@@ -184,7 +184,7 @@ class EncoderEngine:
             return self._encoder.logits(texts, first.wanted)
         return self._encoder.vectors(texts) if first.kind == "vectors" else self._states(texts)
 
-    def _states(self, texts: Batch) -> _Work:
+    def _states(self, texts: EncoderBatch) -> _Work:
         return (yield from self._encoder.states(texts))
 
     def _run(self, batch: list[Pick]) -> None:

@@ -18,7 +18,7 @@ _NEAR = 16
 """Or those that lack no more tokens than this."""
 
 
-class Text(NamedTuple):
+class QueuedText(NamedTuple):
     length: int
     place: int
     """Its number in its request."""
@@ -33,7 +33,7 @@ class Pick(NamedTuple):
 @dataclass
 class _Waiting:
     request: int
-    texts: list[Text]
+    texts: list[QueuedText]
     """Shortest first."""
     served: float
     priority: int
@@ -44,7 +44,7 @@ class _Waiting:
         """The place in `texts` of the longest that is within the bound; -1 if none is."""
         if bound is None:
             return len(self.texts) - 1
-        return bisect_right(self.texts, Text(bound, 1 << 62)) - 1
+        return bisect_right(self.texts, QueuedText(bound, 1 << 62)) - 1
 
 
 class Queue:
@@ -58,7 +58,7 @@ class Queue:
     def texts(self) -> int:
         return sum(len(w.texts) for w in self._waiting.values())
 
-    def add(self, request: int, texts: Iterable[Text], priority: int = 0) -> None:
+    def add(self, request: int, texts: Iterable[QueuedText], priority: int = 0) -> None:
         ordered = sorted(texts)
         if ordered:
             least = min((w.served for w in self._waiting.values()), default=0.0)

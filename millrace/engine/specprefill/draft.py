@@ -28,7 +28,7 @@ _CACHED = 2
 """The part of a draft's memory that its prefix cache has."""
 
 
-class Draft:
+class DraftModel:
     """What an engine has beside its model."""
 
     def __init__(
@@ -85,10 +85,10 @@ def load_draft(
     return draft
 
 
-def draft_of(config: EngineConfig, draft: LoadedModel, model: LoadedModel, room: int) -> Draft:
+def draft_of(config: EngineConfig, draft: LoadedModel, model: LoadedModel, room: int) -> DraftModel:
     """A draft with so many bytes for its state."""
     cached = room // _CACHED if config.cache else 0
-    return Draft(
+    return DraftModel(
         draft.model,
         draft.caches,
         target=model.model,

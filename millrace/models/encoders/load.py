@@ -30,7 +30,7 @@ _TILE = 32
 
 
 @dataclass(frozen=True)
-class Batch:
+class EncoderBatch:
     """Texts that are run together."""
 
     tokens: list[list[int]]
@@ -88,7 +88,7 @@ class LoadedEncoder:
         """About what a token takes while a layer runs, in float32."""
         return 4 * (8 * self._width + 4 * self._inner)
 
-    def states(self, batch: Batch) -> Pass:
+    def states(self, batch: EncoderBatch) -> Pass:
         lengths = batch.lengths
         longest = max(lengths)
         if mx.default_device().type != mx.DeviceType.cpu:
@@ -105,7 +105,7 @@ class LoadedEncoder:
             )
         return (yield from self._network.states(mx.array(rows), lengths, types))
 
-    def vectors(self, batch: Batch) -> Generator[None, None, mx.array]:
+    def vectors(self, batch: EncoderBatch) -> Generator[None, None, mx.array]:
         """A vector per text, neither cut nor made of length 1."""
         states = yield from self.states(batch)
         found = pool(states, batch.lengths, self.facts.pooling, batch.skips)
@@ -113,7 +113,7 @@ class LoadedEncoder:
             found = dense(found)
         return found.astype(mx.float32)
 
-    def logits(self, batch: Batch, wanted: list[int]) -> Generator[None, None, mx.array]:
+    def logits(self, batch: EncoderBatch, wanted: list[int]) -> Generator[None, None, mx.array]:
         """A number per label; of a decoder that judges, one per token that is `wanted`."""
         states = yield from self.states(batch)
         if self._head is not None:
@@ -218,7 +218,7 @@ def _weights(folder: Path) -> dict[str, mx.array]:
 
 def _try(loaded: LoadedEncoder) -> None:
     """One short text through the model: it works."""
-    batch = Batch([[0, 0]], [0], [0])
+    batch = EncoderBatch([[0, 0]], [0], [0])
     work = loaded.vectors(batch) if loaded.facts.kind == "embed" else loaded.logits(batch, [0])
     mx.eval(finished(work))
 

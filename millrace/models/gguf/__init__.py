@@ -6,6 +6,6 @@ Nothing here imports MLX; weights pass through numpy, and `gguf` says how each t
 from __future__ import annotations
 
 from millrace.models.gguf.convert import convert
-from millrace.models.gguf.reader import GGUF, Tensor, open_gguf
+from millrace.models.gguf.reader import GGUF, GgufTensor, open_gguf
 
-__all__ = ["GGUF", "Tensor", "convert", "open_gguf"]
+__all__ = ["GGUF", "GgufTensor", "convert", "open_gguf"]

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf.constants import GGMLQuantizationType as Kind
 
-from millrace.models.gguf.reader import Tensor
+from millrace.models.gguf.reader import GgufTensor
 
 GROUP = 32
 
@@ -34,7 +34,7 @@ class Packed:
     biases: Floats
 
 
-def pack(tensor: Tensor) -> Packed | None:
+def pack(tensor: GgufTensor) -> Packed | None:
     """The tensor in MLX's form, or None where no exact one exists."""
     if len(tensor.shape) != 2:
         return None

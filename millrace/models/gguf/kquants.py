@@ -15,7 +15,7 @@ from gguf.constants import GGML_QUANT_SIZES
 from gguf.constants import GGMLQuantizationType as Type
 
 from millrace.models.gguf.blocks import Bytes, blocks_of, half, k_integers, squeeze
-from millrace.models.gguf.reader import Tensor
+from millrace.models.gguf.reader import GgufTensor
 from millrace.native.compact import KINDS
 
 Parts = dict[str, npt.NDArray[Any]]
@@ -23,7 +23,7 @@ Parts = dict[str, npt.NDArray[Any]]
 _SLAB = 1 << 25
 
 
-def compact(tensor: Tensor) -> Parts | None:
+def compact(tensor: GgufTensor) -> Parts | None:
     """The tensor's arrays by their names, rows first; None where its type has no such form."""
     if len(tensor.shape) != 2 or tensor.kind.name not in KINDS:
         return None

@@ -41,7 +41,7 @@ _ALIGNMENT = 32
 
 
 @dataclass(frozen=True)
-class Tensor:
+class GgufTensor:
     """One tensor: its shape with rows first, its ggml type, and its bytes as they lie."""
 
     name: str
@@ -82,7 +82,7 @@ class GGUF:
 
     path: Path
     metadata: dict[str, Any]
-    tensors: dict[str, Tensor] = field(default_factory=dict)
+    tensors: dict[str, GgufTensor] = field(default_factory=dict)
 
     def need(self, key: str, kind: type[T]) -> T:
         value = self.get(key, kind)
@@ -189,7 +189,7 @@ def _tensor(
     shape: tuple[int, ...],
     kind: int,
     start: int,
-) -> Tensor:
+) -> GgufTensor:
     try:
         known = GGMLQuantizationType(kind)
         block, size = GGML_QUANT_SIZES[known]
@@ -209,7 +209,7 @@ def _tensor(
             f"{path} is truncated: the tensor '{name}' ends at byte {end}, "
             f"and the file has {len(everything)}. Download it again."
         )
-    return Tensor(name, shape, known, everything[start:end])
+    return GgufTensor(name, shape, known, everything[start:end])
 
 
 class _Cursor:

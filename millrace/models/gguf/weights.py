@@ -20,7 +20,7 @@ from gguf.constants import GGMLQuantizationType as Kind
 from millrace.models.gguf.architectures import ConversionPlan
 from millrace.models.gguf.blocks import GROUP, pack
 from millrace.models.gguf.kquants import compact
-from millrace.models.gguf.reader import GGUF, Tensor
+from millrace.models.gguf.reader import GGUF, GgufTensor
 from millrace.models.gguf.writer import Array, DType, SafetensorsWriter, as_array
 from millrace.native.compact import STEM
 
@@ -83,7 +83,7 @@ def _quantization(bits: dict[str, int]) -> dict[str, Any] | None:
     return setting
 
 
-def _row_order(tensor: Tensor, heads: int | None) -> Any:
+def _row_order(tensor: GgufTensor, heads: int | None) -> Any:
     """The index that puts interleaved rotary rows (pair by pair) back to half by half."""
     if heads is None:
         return slice(None)
@@ -91,7 +91,7 @@ def _row_order(tensor: Tensor, heads: int | None) -> Any:
     return rows.reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
 
 
-def _plain(tensor: Tensor, order: Any, half: DType, exact: bool, minus_one: bool) -> Array:
+def _plain(tensor: GgufTensor, order: Any, half: DType, exact: bool, minus_one: bool) -> Array:
     if tensor.kind == Kind.F16:
         return Array("F16", tensor.raw.view(np.float16).reshape(tensor.shape)[order])
     if tensor.kind == Kind.BF16:
@@ -117,7 +117,7 @@ def _narrow(values: npt.NDArray[np.float32], half: DType) -> Array:
     return as_array(short if np.array_equal(short.astype(np.float32), values) else values)
 
 
-def _rounded(tensor: Tensor) -> npt.NDArray[np.float16] | None:
+def _rounded(tensor: GgufTensor) -> npt.NDArray[np.float16] | None:
     """The dequantised values in float16, slab by slab; None if one is out of its range."""
     out = np.empty(tensor.shape, np.float16)
     step = max(1, _SLAB // tensor.shape[-1])
@@ -127,7 +127,7 @@ def _rounded(tensor: Tensor) -> npt.NDArray[np.float16] | None:
     for start in range(0, tensor.shape[0], step):
         raw = tensor.raw[start * per_row : (start + step) * per_row]
         rows = min(step, tensor.shape[0] - start)
-        slab = Tensor(tensor.name, (rows, *tensor.shape[1:]), tensor.kind, raw).floats()
+        slab = GgufTensor(tensor.name, (rows, *tensor.shape[1:]), tensor.kind, raw).floats()
         with np.errstate(over="ignore"):
             out[start : start + rows] = slab
         if not np.isfinite(out[start : start + rows]).all():

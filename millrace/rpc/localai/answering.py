@@ -15,9 +15,9 @@ from millrace.serving.model import Running
 from millrace.text.deltas import (
     Content,
     Delta,
-    Finish,
     Piece,
     Reasoning,
+    TextFinish,
     ToolCallArguments,
     ToolCallStart,
     Usage,
@@ -60,7 +60,7 @@ class Replies:
             match event:
                 case Delta(piece=piece, logprobs=items):
                     scores += items
-                    if isinstance(piece, Finish):
+                    if isinstance(piece, TextFinish):
                         continue
                     text = piece.text if isinstance(piece, Content) else ""
                     yield wire.Reply(message=text.encode(), chat_deltas=[_delta(piece)])

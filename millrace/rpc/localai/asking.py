@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millrace.errors import BadRequest, Unsupported
-from millrace.rpc.localai.holder import Held
+from millrace.rpc.localai.holder import HeldModel
 from millrace.serving.model import ServedModel
 from millrace.serving.pictures import prepared
 from millrace.serving.request import Request
 from millrace.serving.thinking import strange_arguments, template_switch
 from millrace.serving.toolbox import ChosenTools, choose, flat_tool, open_tools
 from millrace.serving.wishes import Wishes, fill
-from millrace.text.conversation import Conversation, ImagePart, TextPart, Turn, turn_of
+from millrace.text.conversation import Conversation, ConversationTurn, ImagePart, TextPart, turn_of
 from millrace.text.grammar import Demand
 
 _CALLED = {"stop": "StopPrompts"}
@@ -47,13 +47,13 @@ _RANDOM_SEEDS = (0, -1)
 
 
 @dataclass(frozen=True)
-class Asked:
+class BackendRequest:
     request: Request
     ignored: list[str] = field(default_factory=list)
     """The names of wishes that this model cannot be steered by."""
 
 
-async def asked_of(wire: Any, held: Held, model: ServedModel) -> Asked:
+async def asked_of(wire: Any, held: HeldModel, model: ServedModel) -> BackendRequest:
     """What takes long, rendering, tokenising and pictures, is done on threads."""
     _refuse(wire)
     if (most := held.plan.most_pictures) and len(wire.Images) > most:
@@ -65,7 +65,7 @@ async def asked_of(wire: Any, held: Held, model: ServedModel) -> Asked:
     id = f"localai-{secrets.token_hex(12)}"
     if is_chat(wire):
 
-        def finish(chat: Conversation) -> Asked:
+        def finish(chat: Conversation) -> BackendRequest:
             request = model.chat(id, chat, demand)
             ignored = [_HERE[name] for name in model.dialect.ignored(chat)]
             ignored += strange_arguments(_template_arguments(wire), model.dialect)
@@ -81,7 +81,7 @@ async def asked_of(wire: Any, held: Held, model: ServedModel) -> Asked:
     tokens = await asyncio.to_thread(read)
     raw = await model.pictures.placed(tokens, _pictures(wire), model.tokenizer)
 
-    def write() -> Asked:
+    def write() -> BackendRequest:
         request = Request(id=id, prompt=raw.tokens, grammar=model.form(demand))
         request.media, request.pictures = raw.media, raw.pictures
         return _filled(request, wire, held, model, [])
@@ -90,12 +90,12 @@ async def asked_of(wire: Any, held: Held, model: ServedModel) -> Asked:
 
 
 def _filled(
-    request: Request, wire: Any, held: Held, model: ServedModel, ignored: list[str]
-) -> Asked:
+    request: Request, wire: Any, held: HeldModel, model: ServedModel, ignored: list[str]
+) -> BackendRequest:
     fill(request, _wishes(wire, held), model, _CALLED)
     request.end_token_ids = list(held.plan.end_ids)
     request.logprobs = _logprobs(wire)
-    return Asked(request, ignored)
+    return BackendRequest(request, ignored)
 
 
 def _pictures(wire: Any) -> list[ImagePart]:
@@ -138,7 +138,7 @@ def _refuse_forced_tools(wire: Any, demand: Demand | None) -> None:
         )
 
 
-def _wishes(wire: Any, held: Held) -> Wishes:
+def _wishes(wire: Any, held: HeldModel) -> Wishes:
     if wire.Tokens < -1:
         raise BadRequest("'Tokens' is negative.", param="Tokens")
     wishes = Wishes(
@@ -226,7 +226,7 @@ def conversation_of(wire: Any) -> Conversation:
     )
 
 
-def _show(turns: list[Turn], pictures: list[ImagePart]) -> None:
+def _show(turns: list[ConversationTurn], pictures: list[ImagePart]) -> None:
     """Pictures come beside the messages, all in one list: they are the last question's."""
     asked = next((turn for turn in reversed(turns) if turn.role == "user"), None)
     if asked is None:

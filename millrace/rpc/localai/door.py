@@ -22,7 +22,7 @@ _TRANSPORT = ("grpc-", "user-agent", "content-type", "te", ":")
 """Beginnings of metadata that belong to one connection."""
 
 
-class Door:
+class BackendDoor:
     def __init__(self, inside: grpc.aio.Channel, token: str = "") -> None:
         """`token` is what callers must bring; empty lets everybody in."""
         self._inside = inside

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from millrace.config import EngineConfig
 from millrace.errors import EngineUnavailable, MillraceError, NotFound, NotLoaded
 from millrace.models.footprint import device_budget
-from millrace.rpc.localai.loading import Plan
+from millrace.rpc.localai.loading import LoadingPlan
 from millrace.serving.adapters import AdapterLibrary
 from millrace.serving.catalogue import Catalogue
 from millrace.serving.client import EngineClient
@@ -32,10 +32,10 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldModel:
     """A model that is loaded."""
 
-    plan: Plan
+    plan: LoadingPlan
     registry: Registry
 
     @property
@@ -63,12 +63,12 @@ class Holder:
         self._metrics = metrics
         self._media = media
         self._patience = patience
-        self._held: Held | None = None
+        self._held: HeldModel | None = None
         self._changing = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
 
     @property
-    def held(self) -> Held | None:
+    def held(self) -> HeldModel | None:
         return self._held
 
     @property
@@ -76,7 +76,7 @@ class Holder:
         """Whether a model is being loaded or let go of."""
         return self._changing.locked()
 
-    async def load(self, plan: Plan) -> None:
+    async def load(self, plan: LoadingPlan) -> None:
         """Have this model and no other."""
         await self._apart(self._load(plan))
 
@@ -96,7 +96,7 @@ class Holder:
         if not task.cancelled():
             task.exception()  # whoever waited has it; nobody waits after a client left
 
-    async def _load(self, plan: Plan) -> None:
+    async def _load(self, plan: LoadingPlan) -> None:
         async with self._changing:
             if self._held is not None and self._held.plan == plan and self._held.is_well:
                 return
@@ -121,7 +121,7 @@ class Holder:
             except BaseException:
                 await registry.stop()
                 raise
-            self._held = Held(plan, registry)
+            self._held = HeldModel(plan, registry)
             log.info("%s is loaded", plan.identity)
 
     def _check_adapter(self, registry: Registry, name: str) -> None:
@@ -152,7 +152,7 @@ class Holder:
         return True
 
     @contextlib.asynccontextmanager
-    async def asked(self, identity: str = "") -> AsyncIterator[tuple[Held, ServedModel]]:
+    async def asked(self, identity: str = "") -> AsyncIterator[tuple[HeldModel, ServedModel]]:
         """The model for as long as somebody asks it; `identity` is the one that is meant."""
         held = self._held
         if held is None:

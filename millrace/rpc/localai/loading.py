@@ -21,7 +21,7 @@ from millrace.models.encoders import encoder_in
 from millrace.models.footprint import device_budget
 from millrace.models.resolve import resolve
 from millrace.models.window import read_config, window_of
-from millrace.rpc.localai.options import EngineArgs, Options, engine_args_of, options_of
+from millrace.rpc.localai.options import BackendOptions, EngineArgs, engine_args_of, options_of
 from millrace.serving.catalogue import ModelSpec
 from millrace.serving.drafts import specprefill_of, with_draft
 from millrace.sizes import bytes_in
@@ -62,13 +62,13 @@ _REMEDIES = {
 
 
 @dataclass(frozen=True)
-class Plan:
+class LoadingPlan:
     """What is to be loaded, and how."""
 
     identity: str
     """What LocalAI calls the model, and what later calls must mean."""
     spec: ModelSpec
-    options: Options
+    options: BackendOptions
     memory: int | None
     max_queue: int
     adapter: str | None
@@ -79,7 +79,7 @@ class Plan:
     """Pictures of one prompt; 0 is as many as it has room for."""
 
 
-def plan_of(wire: Any, base: EngineConfig) -> Plan:
+def plan_of(wire: Any, base: EngineConfig) -> LoadingPlan:
     """The plan for a ModelOptions message, or what is wrong with it."""
     options = options_of(wire.Options)
     given = engine_args_of(wire.EngineArgs)
@@ -102,7 +102,7 @@ def plan_of(wire: Any, base: EngineConfig) -> Plan:
     spec = ModelSpec(
         engine=engine, template_arguments=given.template_arguments, pin=True, named=True
     )
-    return Plan(
+    return LoadingPlan(
         identity=identity,
         spec=spec,
         options=options,
@@ -127,7 +127,7 @@ def _refuse(wire: Any) -> None:
         raise BadRequest("'Overrides' are not supported: they change a GGUF file's own facts")
 
 
-def _group(wire: Any, options: Options, base: EngineConfig) -> GroupConfig | None:
+def _group(wire: Any, options: BackendOptions, base: EngineConfig) -> GroupConfig | None:
     """The ranks that the model is split over: those of the option, else those of the backend's start."""
     group = base.group
     if options.hostfile:
@@ -170,7 +170,7 @@ def _exists(place: Path) -> bool:
         return False
 
 
-def _engine(wire: Any, options: Options, given: EngineArgs) -> dict[str, Any]:
+def _engine(wire: Any, options: BackendOptions, given: EngineArgs) -> dict[str, Any]:
     """What the engine is told beside the model; engine_args come first, being ours."""
     found: dict[str, Any] = {
         "weights": _weights(wire.DType),
@@ -205,7 +205,7 @@ def _task(wire: Any) -> Task:
     return "embed" if wire.Embeddings else "rerank" if wire.Reranking else "auto"
 
 
-def _window(wire: Any, options: Options, given: EngineArgs, folder: Path) -> int | None:
+def _window(wire: Any, options: BackendOptions, given: EngineArgs, folder: Path) -> int | None:
     """LocalAI always sends a context size, so one beyond the model's own is no wish for more."""
     for name in ("ContextSize", "MaxModelLen"):
         if getattr(wire, name) < 0:
@@ -262,7 +262,7 @@ def _unscaled(name: str, scales: Sequence[float]) -> None:
         raise BadRequest(f"'{name}' other than 1 is not supported: an adapter's own scale is used")
 
 
-def _ends(options: Options, folder: Path) -> tuple[int, ...]:
+def _ends(options: BackendOptions, folder: Path) -> tuple[int, ...]:
     if options.end is None and options.begin is None:
         return ()
     tokenizer = Tokenizer(folder)

@@ -71,7 +71,7 @@ def _value(text: str) -> Value:
     return text
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class BackendOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of a model that is to be loaded."""
 
     overrides: dict[str, Value] = {}
@@ -89,13 +89,13 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     distributed_backend: str = ""
 
 
-def options_of(entries: Iterable[str]) -> Options:
+def options_of(entries: Iterable[str]) -> BackendOptions:
     """The options, each held to what it may be; those of other backends are named in the log."""
     given = read_options(entries)
     if unknown := sorted(set(given) - _KNOWN):
         log.warning("options without a meaning here: %s", ", ".join(unknown))
     entries_kept = _whole(given, "max_cache_entries", least=0)
-    return Options(
+    return BackendOptions(
         overrides={
             wish: _sampling(key, wish, given[key])
             for key, wish in _SAMPLING.items()

@@ -21,7 +21,7 @@ import msgspec
 
 from millrace.config import EngineConfig
 from millrace.errors import EngineUnavailable
-from millrace.rpc.localai.door import Door
+from millrace.rpc.localai.door import BackendDoor
 from millrace.rpc.localai.parent import interval_of, orphaned
 from millrace.rpc.localai.settings import Name, Settings
 from millrace.rpc.server import SIZES, listen, make_server
@@ -54,7 +54,7 @@ async def serve(
     asked = asyncio.create_task(signals.get())
     async with _inside(name, base, drain) as (inside, channel):
         ended = asyncio.create_task(inside.wait())
-        server.add_generic_rpc_handlers((Door(channel, token).handlers(),))
+        server.add_generic_rpc_handlers((BackendDoor(channel, token).handlers(),))
         try:
             await server.start()
             _warn(address, token)

@@ -14,8 +14,14 @@ from millrace.errors import MillraceError
 from millrace.rpc import status
 from millrace.rpc.localai import encoding, scoring, wire
 from millrace.rpc.localai.answering import Replies
-from millrace.rpc.localai.asking import Asked, asked_of, conversation_of, is_chat, refuse_media
-from millrace.rpc.localai.holder import Held, Holder
+from millrace.rpc.localai.asking import (
+    BackendRequest,
+    asked_of,
+    conversation_of,
+    is_chat,
+    refuse_media,
+)
+from millrace.rpc.localai.holder import HeldModel, Holder
 from millrace.rpc.localai.loading import plan_of
 from millrace.rpc.localai.settings import Name
 from millrace.rpc.protofile import Method
@@ -24,7 +30,7 @@ from millrace.serving.ignored import HEADER, in_a_header
 from millrace.serving.model import Running, ServedModel
 from millrace.serving.pictures import prepared, words_in
 from millrace.serving.request import check_tokens
-from millrace.text.conversation import Conversation, Turn
+from millrace.text.conversation import Conversation, ConversationTurn
 
 log = logging.getLogger("millrace.rpc")
 
@@ -93,7 +99,7 @@ class Backend:
     @contextlib.asynccontextmanager
     async def _running(self, message: Any, context: Any, method: str) -> AsyncIterator[Replies]:
         async with self._holder.asked(message.ModelIdentity) as (held, model):
-            asked: Asked = await asked_of(message, held, model)
+            asked: BackendRequest = await asked_of(message, held, model)
             running: Running = run(model, asked.request, _origin(method))
             if asked.ignored:
                 context.set_trailing_metadata(((HEADER, in_a_header(asked.ignored)),))
@@ -148,7 +154,7 @@ class Backend:
         held = self._holder.held
         return wire.StatusResponse(state=self._state(held), memory=_memory(held))
 
-    def _state(self, held: Held | None) -> int:
+    def _state(self, held: HeldModel | None) -> int:
         if held is None:
             return wire.BUSY if self._holder.is_changing else wire.UNINITIALIZED
         if not held.is_well:
@@ -177,7 +183,7 @@ class Backend:
             if (words := words_in(model.tokenizer.folder)) is not None:
                 told.media_marker = words.placeholder
             if model.tokenizer.template_source is not None:
-                chat = Conversation([Turn(role="user", content="Hello")], thinking=True)
+                chat = Conversation([ConversationTurn(role="user", content="Hello")], thinking=True)
                 told.supports_thinking = model.dialect.thinks
                 told.rendered_template = model.render(chat).text
             return told
@@ -190,7 +196,7 @@ def _origin(method: str) -> Origin:
     return Origin(endpoint=f"/{wire.SERVICE}/{method}")
 
 
-def _memory(held: Held | None) -> Any:
+def _memory(held: HeldModel | None) -> Any:
     client = held.client if held is not None else None
     memory = client.memory if client is not None else None
     if client is None or memory is None:

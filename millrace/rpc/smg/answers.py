@@ -15,7 +15,7 @@ from millrace.errors import Cancelled
 from millrace.protocol import TokenLogprob
 from millrace.serving.model import Running
 from millrace.serving.request import Request
-from millrace.text.deltas import Delta, Finish, PromptScores
+from millrace.text.deltas import Delta, PromptScores, TextFinish
 from millrace.text.tokenizer import Tokenizer
 
 _CHANNEL_ENDS = ("<|return|>", "<|call|>")
@@ -31,7 +31,7 @@ class Endings:
         texts = {text: id for id, text in special.items() if text in _CHANNEL_ENDS}
         self.shown = frozenset(texts.values()) if len(texts) == len(_CHANNEL_ENDS) else frozenset()
 
-    def matched(self, finish: Finish) -> str | int | None:
+    def matched(self, finish: TextFinish) -> str | int | None:
         """The request's stop that ended an answer. The model's own end is none, whoever names it."""
         return None if finish.matched in self.eos else finish.matched
 
@@ -86,7 +86,7 @@ class Answers:
         choice = self._choices[delta.choice]
         tokens, scores = list(delta.tokens), list(delta.logprobs)
         choice.count += len(tokens)
-        finish = delta.piece if isinstance(delta.piece, Finish) else None
+        finish = delta.piece if isinstance(delta.piece, TextFinish) else None
         if finish is not None and finish.token is not None:
             if finish.token in self._endings.shown or self._request.include_stop:
                 scores += [finish.score] if finish.score is not None else []

@@ -20,18 +20,18 @@ _NO_TOKEN = 1 << 31
 
 
 @dataclass(frozen=True)
-class Block:
+class KvBlock:
     hash: int
     """Of its tokens and all before them, as a signed number of 64 bits."""
     tokens: Sequence[int]
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredBlocks:
     """Blocks that follow each other, the first of them after `parent`."""
 
     parent: int | None
-    blocks: Sequence[Block]
+    blocks: Sequence[KvBlock]
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Cleared:
     pass
 
 
-BlockEvent = Stored | Removed | Cleared
+BlockEvent = StoredBlocks | Removed | Cleared
 
 
 @dataclass(eq=False)
@@ -61,7 +61,7 @@ class _Run:
         return self.start + len(self.tokens)
 
 
-class Blocks:
+class KvBlocks:
     def __init__(self) -> None:
         self._runs: dict[int, _Run] = {}
         self.count = 0
@@ -86,11 +86,11 @@ class Blocks:
                     events.append(Cleared())
         return events
 
-    def snapshot(self) -> Iterator[Stored]:
+    def snapshot(self) -> Iterator[StoredBlocks]:
         """All that is there, parents before their children."""
         for run in sorted(self._runs.values(), key=lambda r: r.start):
             if run.hashes:
-                yield Stored(self._before(run), self._blocks(run))
+                yield StoredBlocks(self._before(run), self._blocks(run))
 
     def _kept(self, node: int, parent: int, tokens: list[int]) -> list[BlockEvent]:
         above = self._runs.get(parent)
@@ -104,7 +104,7 @@ class Blocks:
             hash_ = _hash(hash_, words)
             run.hashes.append(hash_)
         self.count += len(run.hashes)
-        return [Stored(before, self._blocks(run))] if run.hashes else []
+        return [StoredBlocks(before, self._blocks(run))] if run.hashes else []
 
     def _cut(self, node: int, at: int, upper: int) -> None:
         run = self._runs[node]
@@ -150,8 +150,8 @@ class Blocks:
             at = self._runs.get(at.parent)
         return None
 
-    def _blocks(self, run: _Run) -> list[Block]:
-        return [Block(h, t) for h, t in zip(run.hashes, self._cut_up(run), strict=True)]
+    def _blocks(self, run: _Run) -> list[KvBlock]:
+        return [KvBlock(h, t) for h, t in zip(run.hashes, self._cut_up(run), strict=True)]
 
     def _cut_up(self, run: _Run) -> list[list[int]]:
         """The tokens of each block that ends in the run."""

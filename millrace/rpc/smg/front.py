@@ -51,7 +51,7 @@ class SmgFront:
         if engine in ("mlx", "both"):
             _add_mlx(MlxEngine(worker), self._server)
             names.append(MLX)
-        _add_health(health.Health(worker, names), self._server)
+        _add_health(health.HealthService(worker, names), self._server)
         reflection.enable_server_reflection(
             (*names, health.NAME, reflection.SERVICE_NAME), self._server
         )

@@ -17,7 +17,7 @@ _LOOK = 0.5
 """Seconds between two looks for those who watch."""
 
 
-class Health:
+class HealthService:
     def __init__(self, worker: Worker, services: Collection[str]) -> None:
         self._worker = worker
         self._services = {"", *services}

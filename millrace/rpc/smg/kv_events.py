@@ -19,7 +19,7 @@ from typing import Any
 from smg_grpc_proto.generated import common_pb2
 
 from millrace.protocol.prefixes import AllGone, CacheChange
-from millrace.rpc.smg.blocks import SIZE, BlockEvent, Blocks, Cleared, Removed, Stored
+from millrace.rpc.smg.blocks import SIZE, BlockEvent, Cleared, KvBlocks, Removed, StoredBlocks
 from millrace.rpc.smg.loads import Load
 
 log = logging.getLogger("millrace.rpc")
@@ -45,7 +45,7 @@ class _Batch:
 class KvEvents:
     def __init__(self, load: Callable[[], Load]) -> None:
         self._load = load
-        self._blocks = Blocks()
+        self._blocks = KvBlocks()
         self._lost = False
         """The copy of the tree cannot be trusted until the cache is empty again."""
         self._number = int(time.time() * 1000)
@@ -139,7 +139,7 @@ def _groups(events: Iterable[BlockEvent]) -> Iterator[list[BlockEvent]]:
     group: list[BlockEvent] = []
     count = 0
     for event in itertools.chain.from_iterable(map(_parts, events)):
-        size = len(event.blocks) if isinstance(event, Stored) else 1
+        size = len(event.blocks) if isinstance(event, StoredBlocks) else 1
         if group and count + size > MOST_BLOCKS:
             yield group
             group, count = [], 0
@@ -151,19 +151,19 @@ def _groups(events: Iterable[BlockEvent]) -> Iterator[list[BlockEvent]]:
 
 def _parts(event: BlockEvent) -> Iterator[BlockEvent]:
     """An event of many blocks as several, each of which follows the one before it."""
-    if not isinstance(event, Stored) or len(event.blocks) <= MOST_BLOCKS:
+    if not isinstance(event, StoredBlocks) or len(event.blocks) <= MOST_BLOCKS:
         yield event
         return
     parent = event.parent
     for start in range(0, len(event.blocks), MOST_BLOCKS):
         blocks = event.blocks[start : start + MOST_BLOCKS]
-        yield Stored(parent, blocks)
+        yield StoredBlocks(parent, blocks)
         parent = blocks[-1].hash
 
 
 def _event(event: BlockEvent, id: int) -> Any:
     match event:
-        case Stored(parent=parent, blocks=blocks):
+        case StoredBlocks(parent=parent, blocks=blocks):
             stored = messages.KvBlocksStored(
                 blocks=[
                     messages.KvBlock(block_hash=b.hash, token_ids=b.tokens, block_size=SIZE)

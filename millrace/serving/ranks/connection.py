@@ -25,12 +25,12 @@ from millrace.distributed.messages import (
     Stop,
 )
 from millrace.errors import EngineUnavailable, ModelError
-from millrace.flight import Reading
+from millrace.flight import FlightReading
 from millrace.protocol import Failed, FromEngine, Loading, Ready, ToEngine
 from millrace.serving.connection import EngineGone, ProcessConnection
 from millrace.serving.ranks.child import environment_of, shown
 from millrace.serving.ranks.files import files_of
-from millrace.serving.ranks.group import Group
+from millrace.serving.ranks.group import RankGroup
 from millrace.serving.ranks.member import Member
 from millrace.serving.suspicion import Cause
 from millrace.serving.watch import Pulse, Watch, processor_time, until_ill
@@ -45,7 +45,7 @@ _AFTERMATH = 1.5
 
 
 class GroupConnection:
-    def __init__(self, group: Group, config: EngineConfig, file: Callable[[], Path]) -> None:
+    def __init__(self, group: RankGroup, config: EngineConfig, file: Callable[[], Path]) -> None:
         self._group = group
         self._config = config
         self._file = file
@@ -59,7 +59,7 @@ class GroupConnection:
     def pid(self) -> int | None:
         return self._engine.pid if self._engine else None
 
-    def reading(self) -> Reading | None:
+    def reading(self) -> FlightReading | None:
         return self._engine.reading() if self._engine else None
 
     def send(self, message: ToEngine) -> None:
@@ -220,7 +220,10 @@ class GroupConnection:
             return
         watch = Watch(lambda: processor_time(pid), frozen=SILENT_SECONDS)
         pulse = await until_ill(
-            lambda: engine.reading() or Reading(), watch, lambda pulse: None, every=BEAT_SECONDS
+            lambda: engine.reading() or FlightReading(),
+            watch,
+            lambda pulse: None,
+            every=BEAT_SECONDS,
         )
         with contextlib.suppress(asyncio.InvalidStateError):
             if pulse is Pulse.FROZEN:

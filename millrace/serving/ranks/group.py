@@ -43,7 +43,7 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None
 
 
-class Group:
+class RankGroup:
     def __init__(self, config: EngineConfig) -> None:
         assert config.group is not None
         self.config: GroupConfig = config.group

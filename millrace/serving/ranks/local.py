@@ -18,7 +18,7 @@ from millrace import logs
 from millrace.config import GroupConfig, RankHost
 from millrace.distributed.hostfile import is_here, peers_of
 from millrace.errors import EngineUnavailable
-from millrace.serving.ranks.worker import Worker
+from millrace.serving.ranks.worker import RankWorker
 
 log = logging.getLogger("millrace.ranks")
 
@@ -107,7 +107,7 @@ def hosts_of(count: int) -> tuple[RankHost, ...]:
     return tuple(RankHost(address="127.0.0.1", port=0, control=0) for _ in range(count))
 
 
-async def _serve(worker: Worker, address: str, port: int) -> None:
+async def _serve(worker: RankWorker, address: str, port: int) -> None:
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     loop.add_reader(sys.stdin.fileno(), _heard, ended)
@@ -138,7 +138,7 @@ def main() -> None:
         if not more:
             return
         secret += more
-    worker = Worker(
+    worker = RankWorker(
         int(rank),
         secret[:-1].decode(),
         peers=[peer for peer in peers.split(",") if peer],

@@ -58,7 +58,7 @@ _MOST_GREETINGS = 32
 """Of those who have not yet proved who they are."""
 
 
-class Worker:
+class RankWorker:
     def __init__(
         self,
         rank: int,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from millrace.cache.radix import Node, RadixTree
 from millrace.cache.sizes import StateSizes
 from millrace.protocol.prefixes import CacheChange
-from millrace.rpc.smg.blocks import SIZE, BlockEvent, Blocks, Cleared, Removed, Stored
+from millrace.rpc.smg.blocks import SIZE, BlockEvent, Cleared, KvBlocks, Removed, StoredBlocks
 
 
 class Follower:
@@ -22,7 +22,7 @@ class Follower:
     def take(self, events: Iterable[BlockEvent]) -> None:
         for event in events:
             match event:
-                case Stored(parent=parent, blocks=blocks):
+                case StoredBlocks(parent=parent, blocks=blocks):
                     assert parent is None or parent in self.blocks
                     for block in blocks:
                         assert block.hash not in self.blocks
@@ -83,7 +83,7 @@ def test_blocks_follow_the_tree_through_cuts_merges_and_evictions(
 ) -> None:
     tree = RadixTree(StateSizes(1))
     tree.changes = []
-    blocks, told = Blocks(), Follower()
+    blocks, told = KvBlocks(), Follower()
     for word, what, salt in script:
         nodes = list(tree.nodes.values())
         if isinstance(what, list):
@@ -110,6 +110,6 @@ def test_what_stands_for_a_picture_is_told_as_what_no_prompt_has() -> None:
     tree = RadixTree(StateSizes(1))
     tree.changes = []
     keep(tree, "", [7] * 8 + [-5, 2**62 + 3, 2**31] + [7] * 21)
-    (stored,) = Blocks().take(tree.changes)
-    assert isinstance(stored, Stored) and len(stored.blocks) == 2
+    (stored,) = KvBlocks().take(tree.changes)
+    assert isinstance(stored, StoredBlocks) and len(stored.blocks) == 2
     assert [t for t in stored.blocks[0].tokens if t != 7] == [2**32 - 5, 2**31 + 3, 2**31]
