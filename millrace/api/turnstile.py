@@ -24,6 +24,8 @@ SHARE = 0.4
 LONGEST_PAUSE = 0.02
 """Seconds that the next of a crowd waits at most, since streams use the loop as well."""
 
+_LOOKS = ("GET", "HEAD")
+
 
 class Turnstile:
     def __init__(self, share: float) -> None:
@@ -73,8 +75,10 @@ class TurnstileMiddleware:
         share = share or (SHARE if usable_cores() <= FEW_CORES else 1.0)
         self._app = app
         self._entry = Turnstile(share)
+        self._look = Turnstile(1.0)
+        """Who only looks, a probe of a thousand waiting clients' server say, does not queue behind them."""
         self._exit = Turnstile(share)
-        """Who leaves early does not queue behind those who come: what works for him stops."""
+        """Nor does who leaves early: what works for him stops."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -87,5 +91,5 @@ class TurnstileMiddleware:
                 await self._exit.passed()
             return message
 
-        await self._entry.passed()
+        await (self._look if scope["method"] in _LOOKS else self._entry).passed()
         await self._app(scope, received, send)

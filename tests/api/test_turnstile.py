@@ -6,6 +6,7 @@ import asyncio
 import time
 from typing import Any
 
+import pytest
 from starlette.types import Receive, Scope, Send
 
 from millrace.api.turnstile import TurnstileMiddleware
@@ -31,8 +32,10 @@ async def _nothing(*_: Any) -> Any:
     raise AssertionError
 
 
-def _go(stile: TurnstileMiddleware, who: int, type: str = "http") -> asyncio.Task[None]:
-    scope = {"type": type, "who": who}
+def _go(
+    stile: TurnstileMiddleware, who: int, type: str = "http", method: str = "POST"
+) -> asyncio.Task[None]:
+    scope = {"type": type, "who": who, "method": method}
     return asyncio.ensure_future(stile(scope, _nothing, _nothing))
 
 
@@ -143,7 +146,9 @@ async def _exodus() -> None:
             await gone.wait()
             return {"type": "http.disconnect"}
 
-        return asyncio.ensure_future(stile({"type": "http", "who": who}, receive, _nothing))
+        return asyncio.ensure_future(
+            stile({"type": "http", "who": who, "method": "POST"}, receive, _nothing)
+        )
 
     counting = asyncio.ensure_future(app.count())
     first = [client(who) for who in range(inside)]
@@ -165,3 +170,22 @@ async def _exodus() -> None:
 
 def test_a_crowd_leaves_one_by_one_and_does_not_queue_behind_those_who_come() -> None:
     asyncio.run(_exodus())
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_who_only_looks_does_not_queue_behind_a_crowd(method: str) -> None:
+    async def look() -> None:
+        app = _App()
+        stile = TurnstileMiddleware(app, share=0.01)  # who comes with the crowd waits for long
+        crowd = [_go(stile, who) for who in range(50)]
+        looks = [_go(stile, who, method=method) for who in range(50, 60)]
+        counting = asyncio.ensure_future(app.count())
+        await asyncio.gather(*looks)
+        counting.cancel()
+        assert len(app.came) < 20
+        assert len({n for who, n in app.came if who >= 50}) >= 9, "one by one all the same"
+        for task in crowd:
+            task.cancel()
+        await asyncio.gather(*crowd, return_exceptions=True)
+
+    asyncio.run(look())
