@@ -34,8 +34,8 @@ _TURN = 0.001
 """Seconds that a thread may keep the interpreter's lock while the event loop wants it."""
 _LAST_WORDS = 1.0
 """Seconds that answers which were cut have to leave."""
-_ACCEPTED = 8
-"""Connections that are taken in one round of the event loop: streams go on between."""
+_ACCEPTED = 2
+"""Connections that are taken in one round of the event loop: a token takes several to get to its client."""
 _BACKLOG = 2048
 """Connections that wait to be."""
 _LAST_COMERS = 3.0

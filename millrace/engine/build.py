@@ -182,7 +182,7 @@ def build(
             load_seconds=loaded.seconds,
             weight_bytes=weights,
             kv_budget=budget.limit,
-            kv_bytes_per_token=budget.row(1023) // 1024,
+            kv_bytes_per_token=replace(budget.cost, margin=0).row(1024) // 1024,
             device_bytes=device.describe().memory,
             memory=device.memory_now(),
             checkpoints=index is not None and runner.layout.needs.uncut,

@@ -27,6 +27,8 @@ class StateCost:
     flat: int = 0
     chunk: int = 0
     """Tokens that may have been run at once: windows hold so many more after it."""
+    margin: int = 0
+    """Tokens that memory may be wider by than it is told to be."""
 
     def uncut(self, length: int) -> int:
         """What does not grow with the length for ever."""
@@ -35,7 +37,7 @@ class StateCost:
 
     def row(self, width: int) -> int:
         """One row's state with room for so many tokens."""
-        return self.per_token * width + self.uncut(width)
+        return self.per_token * (width + self.margin) + self.uncut(width)
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,8 @@ class Budget:
         return self.cost.row(self.width(length))
 
     def rectangle(self, size: Rectangle, rows: int) -> int:
-        return size.area * self.cost.per_token + rows * self.cost.uncut(size.width)
+        places = size.slots * (size.width + self.cost.margin)
+        return places * self.cost.per_token + rows * self.cost.uncut(size.width)
 
     def least(self, lengths: Sequence[int]) -> int:
         """What rows of these lengths take at least."""

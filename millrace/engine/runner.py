@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -41,6 +42,10 @@ _PART_BYTES, _PART_BYTES_ALONE = 16 << 20, 48 << 20
 """What a part has at least, where layers are small, beside a chunk and without: memory that is new takes a
 system a millisecond for every one or two of its megabytes."""
 
+_UNPLANNED = 8
+"""Tokens that a device's memory for few is wider by. Where rows are equally long and memory is a multiple
+of 256 wide, MLX has cuDNN attend on CUDA, which plans for every number of rows and every width: 40 to 650
+ms in the midst of streams whenever memory becomes wider. MLX's own kernel needs no plan."""
 _HELD_TWICE_BY_DEVICE = 64 << 20
 """Bytes of the batch that a device copies into other memory at a time: it is waited for after each, and to
 wait for every layer costs a small model more than the copies."""
@@ -83,8 +88,10 @@ class Runner:
         if used is None:
             used = make_prompt_cache(model)
             mx.eval(model(mx.array([[0]], mx.int32), cache=used))
-        self.cost: StateCost = cost_of(used)
-        self._shapes = {i: LayerShape.of(c) for i, c in enumerate(used) if type(c) is KVCache}
+        margin = _UNPLANNED if recurring else 0
+        self.cost: StateCost = replace(cost_of(used), margin=margin)
+        plain = {i: cache for i, cache in enumerate(used) if type(cache) is KVCache}
+        self._shapes = {i: LayerShape.of(cache, margin) for i, cache in plain.items()}
         self.layout = Layout.of(model)
         self.trimmable = len(self._shapes) == len(used)
         """Whether every layer can take back tokens: guesses that turn out wrong, a padded end."""

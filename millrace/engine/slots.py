@@ -22,6 +22,9 @@ from mlx_lm.models.cache import KVCache
 from millrace.engine.memory import NOTHING, Rectangle
 from millrace.engine.shapes import Shapes
 
+_FEW = 1 << 14
+"""Tokens of all rows up to which attention is little beside the rest of a step."""
+
 
 class Positions:
     """Where each row writes in this step, shared by all layers: computed once, on the host.
@@ -107,23 +110,29 @@ class LayerShape:
     key_dim: int
     value_dim: int
     dtype: mx.Dtype
+    margin: int = 0
+    """Tokens that memory for few is wider by than it is told to be."""
 
     @classmethod
-    def of(cls, cache: KVCache) -> Self:
+    def of(cls, cache: KVCache, margin: int = 0) -> Self:
         """From a cache that has been used."""
         keys, values = cache.keys, cache.values
-        return cls(keys.shape[1], keys.shape[3], values.shape[3], keys.dtype)
+        return cls(keys.shape[1], keys.shape[3], values.shape[3], keys.dtype, margin)
 
-    def zeros(self, rows: int, width: int) -> tuple[mx.array, mx.array]:
+    def places(self, rows: int, width: int) -> int:
+        """Places that each of so many rows has, for so many tokens."""
+        return width + self.margin if rows * width < _FEW else width
+
+    def zeros(self, rows: int, places: int) -> tuple[mx.array, mx.array]:
         return (
-            mx.zeros((rows, self.heads, width, self.key_dim), self.dtype),
-            mx.zeros((rows, self.heads, width, self.value_dim), self.dtype),
+            mx.zeros((rows, self.heads, places, self.key_dim), self.dtype),
+            mx.zeros((rows, self.heads, places, self.value_dim), self.dtype),
         )
 
     def prompt(self, width: int) -> KVCache:
         """A single row's cache with room for so many tokens."""
         cache = KVCache()
-        cache.keys, cache.values = self.zeros(1, width)
+        cache.keys, cache.values = self.zeros(1, self.places(1, width))
         return cache
 
     def widened(self, cache: KVCache, width: int, *, own: bool) -> KVCache:
@@ -131,10 +140,10 @@ class LayerShape:
 
         With `own`, its memory is nobody else's.
         """
-        more = width - cache.offset
-        if not own and (cache.keys.shape[2] == width or more <= 0):
+        places = self.places(1, width)
+        if not own and (cache.keys.shape[2] == places or width <= cache.offset):
             return cache
-        room = self.zeros(1, more)
+        room = self.zeros(1, places - cache.offset)
         wide = KVCache()
         wide.keys = mx.concatenate([cache.keys[:, :, : cache.offset], room[0]], axis=2)
         wide.values = mx.concatenate([cache.values[:, :, : cache.offset], room[1]], axis=2)
@@ -185,6 +194,9 @@ class SlotKVCache:
         assert n == self.at.tokens
         return self.at.mask(window_size, self._looked_at)
 
+    def _places(self, size: Rectangle) -> int:
+        return self._shape.places(size.slots, size.width)
+
     @property
     def _looked_at(self) -> int:
         return min(self.at.width, self.size.width)
@@ -209,7 +221,7 @@ class SlotKVCache:
         more is taken. Without, it is done with whatever is computed from it.
         """
         width = min(self.size.width, size.width) if rows else 0
-        keys, values = self._shape.zeros(size.slots, size.width)
+        keys, values = self._shape.zeros(size.slots, self._places(size))
         self.size = size
         self.keys = _refilled(keys, self.keys, rows, width)
         if wait:
@@ -229,7 +241,8 @@ class SlotKVCache:
                 self.values[first : first + copies, :, :1] = 0
             return
         assert self.keys is not None and self.values is not None
-        if first == 0 and copies == self.size.slots == 1 and row.keys.shape[2] == self.size.width:
+        alone = first == 0 and copies == self.size.slots == 1
+        if alone and row.keys.shape[2] == self._places(self.size):
             # Memory of the same size that nobody else has: it changes hands.
             self.keys, self.values = row.keys, row.values
             return
@@ -270,7 +283,7 @@ class SlotKVCache:
         """What memory of this size takes."""
         shape = self._shape
         each: int = shape.heads * (shape.key_dim + shape.value_dim) * shape.dtype.size
-        return size.area * each
+        return size.slots * self._places(size) * each
 
     @property
     def nbytes(self) -> int:

@@ -8,8 +8,10 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models import llama
 
-from millrace.engine.memory import Rectangle
+from millrace.engine.memory import Budget, Rectangle
 from millrace.engine.runner import Runner
+from millrace.engine.shapes import Shapes
+from millrace.engine.slots import LayerShape, Positions, SlotKVCache
 
 LAYERS, HEADS, SIZE = 8, 4, 64
 ROW = 512
@@ -144,7 +146,7 @@ def test_a_row_that_joins_is_not_held_twice(runner: Runner) -> None:
 @pytest.mark.parametrize(
     ("size", "waits"),
     [
-        (Rectangle(8, 2 * ROW), 2),  # a layer of it is 16 MiB: four at a time
+        (Rectangle(8, ROW // 4 * 7), 2),  # a layer of it is 14 MiB: four at a time
         (Rectangle(8, ROW // 4 * 5), 2),  # 10 MiB: six and two
         (Rectangle(64, 2 * ROW), 2 * LAYERS),  # 128 MiB: its keys and its values
     ],
@@ -179,3 +181,37 @@ def test_a_device_holds_few_layers_twice(device: Runner) -> None:
     kept = _keys(device, 5)
     assert _beside(device, lambda: device.reserve(Rectangle(8, 2 * ROW))) <= 64 << 20
     assert _keys(device, 5) == kept
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4, 8, 16, 64])
+@pytest.mark.parametrize("width", [256, 512, 1024, 4096])
+def test_few_equal_rows_of_a_device_need_no_plan_of_their_width(rows: int, width: int) -> None:
+    """On CUDA, memory whose width is a multiple of 256 has each number of rows and each width planned."""
+    shape = LayerShape(1, 8, 8, mx.float32, margin=8)
+    layer = SlotKVCache(Positions(Shapes(recurring=True)), shape)
+    layer.resize(Rectangle(rows, width), 0)
+    assert layer.keys is not None
+    planned = layer.keys.shape[2] % 256 == 0
+    assert planned == (rows * width >= 1 << 14)
+    assert layer.nbytes == layer.bytes_of(layer.size)
+
+
+def test_what_a_device_has_beyond_a_width_is_counted(device: Runner) -> None:
+    budget = Budget(device.cost, 1 << 40)
+    for size in (Rectangle(8, ROW), Rectangle(8, 2 * ROW), Rectangle(64, ROW)):
+        device.reserve(size)
+        device.settle(ROW)
+        assert device.nbytes <= budget.rectangle(size, 8) <= 1.02 * device.nbytes
+    _begin(device, 8, ROW)
+    held = device.nbytes
+    device.release(8)
+    assert held - device.nbytes == budget.row(ROW - 1)
+
+
+def test_the_memory_of_a_lone_prompt_still_changes_hands(device: Runner) -> None:
+    device.keep_rows([])
+    device.reserve(Rectangle(1, ROW))
+    _begin(device, 8, ROW)
+    keys = [cache.keys for cache in device._prompts[8]]
+    device.join(8, 1, ROW - 100)
+    assert all(mine.keys is theirs for mine, theirs in zip(device._batch, keys, strict=True))
