@@ -19,11 +19,12 @@ from typing import Any, NamedTuple, Self
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
-from millrace.engine.memory import NOTHING, Rectangle
+from millrace.engine.memory import LONG, NOTHING, Rectangle
 from millrace.engine.shapes import Shapes
 
 _FEW = 1 << 14
-"""Tokens of all rows up to which attention is little beside the rest of a step."""
+"""Tokens of all rows up to which attention is little beside the rest of a step. Long rows take more of it
+each, and become wider seldom."""
 
 
 class Positions:
@@ -121,7 +122,8 @@ class LayerShape:
 
     def places(self, rows: int, width: int) -> int:
         """Places that each of so many rows has, for so many tokens."""
-        return width + self.margin if rows * width < _FEW else width
+        few = rows * width < _FEW and width < LONG
+        return width + self.margin if few else width
 
     def zeros(self, rows: int, places: int) -> tuple[mx.array, mx.array]:
         return (
