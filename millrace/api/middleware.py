@@ -1,4 +1,4 @@
-"""What stands before every route: keys, rate limits, which web pages may ask at all, and under which names.
+"""What stands before every route: keys, rate limits, the caller, allowed web pages, allowed host names.
 
 Plain ASGI: a response passes through as it is made, and a disconnect is heard by the route itself.
 """
@@ -22,6 +22,7 @@ from millrace.api.context import Context
 from millrace.api.hosts import HostMiddleware, names_of
 from millrace.api.openapi.routing import flat
 from millrace.api.origins import OriginMiddleware
+from millrace.caller import current_caller
 from millrace.errors import MillraceError, RateLimited, Unauthorized
 from millrace.serving.keys import Caller, Keys, secrets_in
 from millrace.serving.limits import LimitStanding, RateLimits
@@ -40,11 +41,12 @@ _EXPOSED_HEADERS = (
 
 
 def install(app: FastAPI, context: Context) -> None:
-    """From the inside out: limits, keys, pages' origins, names; so that preflights need no key.
+    """From the inside out: caller, limits, keys, pages' origins, names; so that preflights need no key.
 
     What a foreign page asks for is refused whatever key its browser may send along.
     """
     config, metrics = context.config, context.metrics
+    app.add_middleware(CallerMiddleware)
     if context.limits:
         app.add_middleware(RateLimitMiddleware, limits=context.limits, metrics=metrics)
     if keys := Keys(config.api_keys):
@@ -95,6 +97,18 @@ def _is_open(scope: Scope) -> bool:
     return scope["type"] == "http" and is_open(scope["path"])
 
 
+class CallerMiddleware:
+    """Names the caller to the queues that share work between callers."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":
+            current_caller.set(_caller(scope))
+        await self._app(scope, receive, send)
+
+
 class RateLimitMiddleware:
     """Holds each key to its share, or each address where there are no keys."""
 
@@ -140,7 +154,7 @@ class RateLimitMiddleware:
 
 
 def _caller(scope: Scope) -> str:
-    caller = scope["state"].get("caller")
+    caller = scope.get("state", {}).get("caller")
     if isinstance(caller, Caller):
         return caller.id
     return str(scope["client"][0]) if scope.get("client") else ""

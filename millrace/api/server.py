@@ -15,7 +15,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import uvicorn
@@ -26,10 +25,13 @@ from millrace.api.context import Context
 from millrace.api.reader_watch import watched_protocol
 from millrace.api.warming import warm_up
 from millrace.errors import EngineUnavailable, MillraceError
+from millrace.serving.fair_executor import FairExecutor
 from millrace.serving.registry import Registry
 
 log = logging.getLogger("millrace.api")
-_THREADS = 64
+_THREADS, _THREADS_PER_CALLER = 256, 64
+"""Threads that prepare requests. They are started when needed; some wait for worker processes, and
+those of one caller must leave threads for the others."""
 _TURN = 0.001
 """Seconds that a thread may keep the interpreter's lock while the event loop wants it."""
 _LAST_WORDS = 1.0
@@ -103,8 +105,7 @@ async def serve(
         )
     )
     loop = asyncio.get_running_loop()
-    # Requests are prepared on threads: few wait for workers at a time, and none for those that do.
-    loop.set_default_executor(ThreadPoolExecutor(_THREADS, thread_name_prefix="millrace"))
+    loop.set_default_executor(FairExecutor(_THREADS, "millrace", per_caller=_THREADS_PER_CALLER))
     sys.setswitchinterval(_TURN)
     drain = _Drain(server, context.registry, config.drain_timeout, beside)
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -10,7 +10,6 @@ import asyncio
 import os
 import signal
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
@@ -20,19 +19,20 @@ from millrace.rpc.localai.holder import Holder
 from millrace.rpc.localai.service import Backend
 from millrace.rpc.localai.settings import Settings
 from millrace.rpc.server import listen, make_server
+from millrace.serving.fair_executor import FairExecutor
 from millrace.serving.media import MediaDesk
 from millrace.serving.metrics import Metrics
 from millrace.serving.opening import Workplace
 
 _THREADS = 64
+"""Threads that prepare requests. LocalAI is the only caller."""
 _TURN = 0.001
 """Seconds that a thread may keep the interpreter's lock while the event loop wants it."""
 
 
 async def serve(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
-    # Requests are prepared on threads: few wait for workers at a time, and none for those that do.
-    loop.set_default_executor(ThreadPoolExecutor(_THREADS, thread_name_prefix="millrace"))
+    loop.set_default_executor(FairExecutor(_THREADS, "millrace"))
     sys.setswitchinterval(_TURN)
     ended = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, ended.set)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from millrace.caller import current_caller
 from millrace.config import ServeConfig
 from millrace.errors import MillraceError, RateLimited, Unauthorized
 from millrace.serving.handing import Origin
@@ -44,9 +45,10 @@ class Callers:
         """Where work comes from that a call asks for; raises that it may not have it."""
         caller = self.known(context, method)
         id = caller.id if caller is not None else ""
+        whose = id or _host(context.peer())
+        current_caller.set(whose)
         if not self._limits:
             return Origin(method, id, isolated=self._isolated)
-        whose = id or _host(context.peer())
         try:
             self._limits.admit(whose)
         except RateLimited as error:
