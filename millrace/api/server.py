@@ -25,7 +25,7 @@ from millrace.api.context import Context
 from millrace.api.reader_watch import watched_protocol
 from millrace.api.warming import warm_up
 from millrace.errors import EngineUnavailable, MillraceError
-from millrace.serving.fair_executor import FairExecutor
+from millrace.fair_executor import FairExecutor
 from millrace.serving.registry import Registry
 
 log = logging.getLogger("millrace.api")

@@ -14,12 +14,12 @@ import sys
 import msgspec
 
 from millrace import garbage, logs
+from millrace.fair_executor import FairExecutor
 from millrace.media.limits import MediaLimits
 from millrace.rpc.localai.holder import Holder
 from millrace.rpc.localai.service import Backend
 from millrace.rpc.localai.settings import Settings
 from millrace.rpc.server import listen, make_server
-from millrace.serving.fair_executor import FairExecutor
 from millrace.serving.media import MediaDesk
 from millrace.serving.metrics import Metrics
 from millrace.serving.opening import Workplace

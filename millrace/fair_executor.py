@@ -1,4 +1,4 @@
-"""Threads that are shared fairly between callers (millrace.caller, millrace.serving.fair_queue).
+"""Threads that are shared fairly between callers (millrace.caller, millrace.fair_queue).
 
 A caller uses at most its own number of threads, so what one caller sends, however slow, leaves
 threads for the others.
@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from millrace.caller import current_caller
 from millrace.errors import Overloaded
-from millrace.serving.fair_queue import FairQueue, QueueEntry, QueueFull
+from millrace.fair_queue import FairQueue, QueueEntry, QueueFull
 
 P = ParamSpec("P")
 T = TypeVar("T")

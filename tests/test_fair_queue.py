@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from millrace.caller import current_caller
 from millrace.errors import Overloaded
-from millrace.serving.fair_executor import FairExecutor
-from millrace.serving.fair_queue import FairQueue, QueueFull
+from millrace.fair_executor import FairExecutor
+from millrace.fair_queue import FairQueue, QueueFull
 
 
 def queue(per_caller: int = 100, total: int = 1000) -> FairQueue[str]:
