@@ -161,6 +161,18 @@ class DeadlineExceeded(MillraceError):
     status = 504
 
 
+class TemplateTimeout(DeadlineExceeded):
+    """A chat template that does not end: a fault of the model's files."""
+
+    code = "template_timeout"
+
+    def __init__(self, seconds: float, model: str = "") -> None:
+        of = f" of the model '{model}'" if model else ""
+        super().__init__(
+            f"The chat template{of} did not finish within {seconds:g} seconds.", param="messages"
+        )
+
+
 class EngineUnavailable(MillraceError):
     """The engine is not running and is not coming back by itself, or died under a request."""
 

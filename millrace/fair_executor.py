@@ -6,6 +6,7 @@ threads for the others.
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import threading
 import time
@@ -14,7 +15,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
 from millrace.caller import current_caller
-from millrace.errors import Overloaded
 from millrace.fair_queue import FairQueue, QueueEntry, QueueFull
 
 P = ParamSpec("P")
@@ -49,17 +49,21 @@ class FairExecutor(ThreadPoolExecutor):
         """Work with the number of seconds that it is expected to take; raises Overloaded."""
         future: Future[T] = Future()
         caller = current_caller.get()
+        own = functools.partial(contextvars.copy_context().run, work)
         with self._lock:
             try:
                 entry, displaced = self._fair.push(
-                    caller, (future, work), now=time.monotonic(), expected=seconds
+                    caller,
+                    (future, own),
+                    now=time.monotonic(),
+                    expected=seconds,
                 )
             except QueueFull as full:
-                raise overloaded(full) from None
+                raise full.overloaded("to be prepared") from None
         if displaced is not None:
             lost = displaced.item[0]
             if lost.set_running_or_notify_cancel():
-                lost.set_exception(overloaded(QueueFull(len(self._fair), 0)))
+                lost.set_exception(QueueFull(len(self._fair)).overloaded("to be prepared"))
         future.add_done_callback(lambda _: self._discard(entry))  # also if it was cancelled
         self._pump()
         return future
@@ -113,10 +117,3 @@ class FairExecutor(ThreadPoolExecutor):
         with self._lock:
             self._threads_free += 1
             self._fair.end(caller, seconds)
-
-
-def overloaded(full: QueueFull, work: str = "requests") -> Overloaded:
-    whose = f"{full.own} of yours" if full.own else f"{full.waiting}"
-    return Overloaded(
-        f"{whose} wait to have {work} prepared. Try again in a moment.", retry_after=5.0
-    )

@@ -12,16 +12,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from millrace.errors import Overloaded
+
 T = TypeVar("T")
 
 
 class QueueFull(Exception):
     """An entry has no place; `waiting` entries are ahead, `own` of them of the same caller."""
 
-    def __init__(self, waiting: int, own: int) -> None:
+    def __init__(self, waiting: int, own: int = 0) -> None:
         super().__init__(f"{waiting} entries wait, {own} of this caller")
-        self.waiting = waiting
-        self.own = own
+        self._who = f"{own} requests of yours" if own else f"{waiting} requests"
+
+    def overloaded(self, work: str) -> Overloaded:
+        """The error for a client; `work` is what is waited for, like `to have a prompt read`."""
+        return Overloaded(f"{self._who} wait {work}. Try again in a moment.", retry_after=5.0)
 
 
 @dataclass(eq=False)

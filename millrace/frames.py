@@ -14,7 +14,7 @@ from typing import BinaryIO, Protocol
 
 _LENGTH = struct.Struct("<Q")
 _NICENESS = 10
-"""Whoever sends a book or a picture can wait: running streams come first."""
+"""Large prompts and pictures can wait: running streams come first."""
 
 
 class Writes(Protocol):
@@ -48,9 +48,9 @@ def read_frame(file: Reads) -> bytes | memoryview | None:
 class WorkerEnd:
     """A worker's end of the pipes, which are its standard input and output."""
 
-    def __init__(self) -> None:
+    def __init__(self, nicer: int = _NICENESS) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        os.nice(_NICENESS)
+        os.nice(nicer)
         # Whatever prints must not end up between the frames.
         self._out = os.fdopen(os.dup(1), "wb")
         os.dup2(2, 1)

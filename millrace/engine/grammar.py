@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import collections
 import functools
-import queue
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import llguidance.numpy as bits
@@ -20,13 +21,18 @@ from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 from millrace.engine.matching import GrammarFault, check, compiled, guarded, load_tokenizer
 from millrace.errors import ModelError
+from millrace.fair_queue import FairQueue, QueueEntry
 from millrace.models.ends import end_ids
 from millrace.niceness import yield_to_others
 from millrace.protocol import LazyGrammar, Submit
 
 _KEPT_GRAMMARS = 128
 _COMPILERS = 2
-"""Threads that compile, so that one large grammar does not hold up the next."""
+"""Threads that compile one caller's grammars; one more is for other callers."""
+_WAITING = 65536
+"""Grammars that wait: as many as requests may, which the front has admitted."""
+_BYTES_PER_SECOND = 25_000
+"""About how much of a large grammar compiles; it orders the queue and decides nothing else."""
 _TAIL = 64
 """Characters of made text in which a trigger is looked for, beside the last token's."""
 
@@ -40,6 +46,12 @@ class PendingGrammar:
         self._settled = threading.Event()
         self._rows: list[RowGrammar | None] = []
         self._fault: BaseException | None = None
+        self.on_abandon: Callable[[], None] | None = None
+
+    def abandon(self) -> None:
+        """Take it out of the queue, if it still waits: its request is gone."""
+        if self.on_abandon is not None:
+            self.on_abandon()
 
     @property
     def done(self) -> bool:
@@ -71,7 +83,10 @@ class Grammars:
         self._kept: collections.OrderedDict[_Key, LLMatcher] = collections.OrderedDict()
         self._tokenizers: dict[tuple[int, ...], LLTokenizer] = {}
         self._loading = threading.Lock()
-        self._work: queue.SimpleQueue[tuple[Submit, PendingGrammar]] = queue.SimpleQueue()
+        self._work: FairQueue[tuple[Submit, PendingGrammar]] = FairQueue(
+            per_caller=_WAITING, total=_WAITING
+        )
+        self._changed = threading.Condition()
         self._threads: list[threading.Thread] = []
         # Loading the vocabulary holds the interpreter's lock: better now than beside the first rows.
         threading.Thread(target=self._load_ahead, name="vocabulary", daemon=True).start()
@@ -85,12 +100,27 @@ class Grammars:
         elif key in self._kept and not any(c.generated for c in request.choices):
             self._prepare(request, pending)
         else:
-            self._work.put((request, pending))
-            if len(self._threads) < _COMPILERS:
-                thread = threading.Thread(target=self._compile, name="grammars", daemon=True)
-                self._threads.append(thread)
-                thread.start()
+            self._enqueue(request, pending, len(key[0]))
         return pending
+
+    def _enqueue(self, request: Submit, pending: PendingGrammar, size: int) -> None:
+        with self._changed:
+            entry, _ = self._work.push(
+                request.caller,
+                (request, pending),
+                now=time.monotonic(),
+                expected=size / _BYTES_PER_SECOND,
+            )
+            self._changed.notify()
+        pending.on_abandon = lambda: self._discard(entry)
+        if len(self._threads) <= _COMPILERS:
+            thread = threading.Thread(target=self._compile, name="grammars", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _discard(self, entry: QueueEntry[tuple[Submit, PendingGrammar]]) -> None:
+        with self._changed:
+            self._work.discard(entry)
 
     def of(self, request: Submit, generated: list[int]) -> RowGrammar | None:
         """The grammar of one choice, waited for."""
@@ -101,7 +131,17 @@ class Grammars:
         # Where cores are few, a step waits for each of its own threads that is not on one.
         yield_to_others()
         while True:
-            self._prepare(*self._work.get())
+            with self._changed:
+                entry = None
+                while entry is None:
+                    entry = self._work.pop(lambda c: self._work.running(c) < _COMPILERS)
+                    if entry is None:
+                        self._changed.wait()
+            begun = time.monotonic()
+            self._prepare(*entry.item)
+            with self._changed:
+                self._work.end(entry.caller, time.monotonic() - begun)
+                self._changed.notify()
 
     def _prepare(self, request: Submit, pending: PendingGrammar) -> None:
         try:

@@ -155,6 +155,8 @@ class Engine:
             if not pending.done:
                 if request.id not in gone:
                     waiting.append((request, pending))
+                else:
+                    pending.abandon()
                 continue
             try:
                 pending.result()

@@ -17,7 +17,8 @@ from urllib.parse import urljoin
 
 import httpcore
 
-from millrace.errors import BadPicture, Overloaded
+from millrace.errors import BadPicture
+from millrace.fair_semaphore import FairSemaphore
 from millrace.media.addresses import is_public
 from millrace.media.limits import MediaLimits
 from millrace.media.sources import Url, url_of
@@ -51,8 +52,13 @@ class Fetcher:
         # A look-up cannot be given up: threads of those that were must not be missed.
         self._names = ThreadPoolExecutor(2 * _AT_ONCE, thread_name_prefix="picture-names")
         self._network = _Guarded(resolve or self._look_up, allows)
-        self._free = asyncio.Semaphore(_AT_ONCE)
-        self._waiting = 0
+        self._places = FairSemaphore(
+            _AT_ONCE,
+            per_caller=_AT_ONCE * 3 // 4,
+            work="to have a picture fetched",
+            waiting_per_caller=_MOST_WAITING,
+            waiting=4 * _MOST_WAITING,
+        )
 
     @functools.cached_property
     def _secure(self) -> ssl.SSLContext:
@@ -62,13 +68,10 @@ class Fetcher:
         self._names.shutdown(wait=False, cancel_futures=True)
 
     async def fetch(self, url: Url) -> bytes:
-        if self._waiting >= _MOST_WAITING:
-            raise Overloaded(f"{self._waiting} pictures wait to be fetched. Try again in a moment.")
-        self._waiting += 1
-        try:
-            await self._free.acquire()
-        finally:
-            self._waiting -= 1
+        async with self._places.place():
+            return await self._fetched(url)
+
+    async def _fetched(self, url: Url) -> bytes:
         try:
             async with asyncio.timeout(self._limits.fetch_seconds):
                 return await self._followed(url)
@@ -81,8 +84,6 @@ class Fetcher:
             raise BadPicture(
                 f"The picture at {_shown(url)} could not be fetched ({type(error).__name__})."
             ) from error
-        finally:
-            self._free.release()
 
     async def _followed(self, url: Url) -> bytes:
         at = url

@@ -112,6 +112,8 @@ class Submit(msgspec.Struct, tag="submit", omit_defaults=True):
     """The prompt's pictures in its order. Their pixels follow as Picture, once they are wanted."""
     sparse: SparsePrefill | None = None
     """What may be left out of the prompt, where a draft is there to choose."""
+    caller: str = ""
+    """An opaque name of the caller, for queues that share work between callers."""
     behind: float = 0.0
     """Seconds later than now that it counts as having come, for the sake of those that come with it."""
 

@@ -7,25 +7,31 @@ about files is remembered, so that the next turn of a conversation decodes nothi
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
 
-from millrace.errors import BadPicture, DeadlineExceeded, Overloaded
+from millrace.errors import BadPicture, DeadlineExceeded
+from millrace.fair_executor import FairExecutor
+from millrace.media.claimed_size import claimed_pixels
 from millrace.media.fetch import Fetcher
 from millrace.media.limits import MediaLimits
 from millrace.media.sources import Inline, Local, Remote, read_local, source_of
 from millrace.media.worker import BrokenPicture, SeenPicture, reply_decoder, task_of
-from millrace.serving.pool import WorkerDied, WorkerPool
+from millrace.worker_pool import WorkerDied, WorkerPool
 
 T = TypeVar("T")
 _PROCESSES = 2
-_MOST_WAITING = 256
+"""Processes that decode one caller's pictures; one more is for other callers."""
+_WAITING_PER_CALLER, _WAITING = 256, 1024
+"""Pictures that wait, and how many of them one caller may have."""
+_PIXELS_PER_SECOND = 20e6
+"""About what decoders manage; it orders the queue and decides nothing else."""
 _REMEMBERED = 4096
 """Files about which is known what they hold, 200 bytes each."""
 
@@ -53,8 +59,13 @@ class MediaDesk:
             ["-m", "millrace.media.worker", config], most=_PROCESSES, work="picture"
         )
         # Threads of their own: files and decoders of strangers must not hold up other work.
-        self._threads = ThreadPoolExecutor(_PROCESSES, thread_name_prefix="pictures")
-        self._waiting = 0
+        self._threads = FairExecutor(
+            _PROCESSES + 1,
+            "pictures",
+            per_caller=_PROCESSES,
+            waiting_per_caller=_WAITING_PER_CALLER,
+            waiting=_WAITING,
+        )
         self._known: OrderedDict[tuple[bytes, bool, bool], SeenPicture] = OrderedDict()
 
     async def close(self) -> None:
@@ -89,7 +100,9 @@ class MediaDesk:
         if (known := self._known.get(key)) is not None:
             self._known.move_to_end(key)
             return known
-        seen = await self._run(self._decoded, data, low, moving)
+        expected = (claimed_pixels(data) or len(data)) / _PIXELS_PER_SECOND
+        work = functools.partial(self._decoded, data, low, moving)
+        seen = await asyncio.wrap_future(self._threads.submit_expected(expected, work))
         self._known[key] = seen
         if len(self._known) > _REMEMBERED:
             self._known.popitem(last=False)
@@ -110,13 +123,9 @@ class MediaDesk:
         return reply
 
     async def _run(self, work: Callable[..., T], *given: object) -> T:
-        if self._waiting >= _MOST_WAITING:
-            raise Overloaded(f"{self._waiting} pictures wait to be read. Try again in a moment.")
-        self._waiting += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work, *given)
-        finally:
-            self._waiting -= 1
+        return await asyncio.wrap_future(
+            self._threads.submit_expected(0.0, functools.partial(work, *given))
+        )
 
 
 def _key(data: bytes) -> bytes:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from millrace.caller import current_caller
 from millrace.config import SpecPrefillConfig
 from millrace.engine.rng import derive
 from millrace.errors import BadRequest, ContextLengthExceeded
@@ -288,6 +289,7 @@ class ServedModel:
             adapter=self.client.adapters.slot_of(request.adapter or self.adapter),
             media=request.media,
             sparse=sparse_of(request, self._specprefill),
+            caller=current_caller.get(),
         )
 
     def _start(self, request: Request, submit: Submit) -> Running:

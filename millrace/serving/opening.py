@@ -39,6 +39,7 @@ from millrace.serving.request import in_range
 from millrace.serving.residency import Need
 from millrace.text.reading import described
 from millrace.text.tasks import TextSide, TextSideConfig
+from millrace.text.template_process import TemplateProcess
 
 log = logging.getLogger("millrace.serving")
 
@@ -278,6 +279,7 @@ def _text_side(config: EngineConfig) -> tuple[TextSide, Encoder | None]:
     encoder = encoder_in(config)
     folder = Path(config.model)
     settings = read_config(folder)
+    templates = TemplateProcess(config.name)
     side = TextSide(
         TextSideConfig(
             folder=config.model,
@@ -286,11 +288,14 @@ def _text_side(config: EngineConfig) -> tuple[TextSide, Encoder | None]:
             reasoning_format=config.reasoning_format,
             strip_volatile=config.strip_volatile,
             pictures=None if encoder else words_in(folder),
-        )
+        ),
+        templates,
     )
     if encoder is not None:
         log.info("%s: %s", config.name, encoder.described)
         return side, encoder
+    if side.tokenizer.template_source is not None:
+        templates.open()
     # What grammars need is read now, since it holds up everything else while it is.
     with contextlib.suppress(ModelError):
         side.read_ahead()

@@ -11,7 +11,6 @@ import functools
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -20,6 +19,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from millrace.errors import BadPicture, BadRequest, MillraceError, ModelError, RequestFailed
+from millrace.fair_executor import FairExecutor
 from millrace.media.processor import (
     FailedPicture,
     ProcessedPicture,
@@ -32,10 +32,10 @@ from millrace.models.files import read_json
 from millrace.models.vision.families import image_token, vision_in
 from millrace.protocol import Span
 from millrace.serving.media import MediaDesk, PictureFile
-from millrace.serving.pool import WorkerPool
 from millrace.text.conversation import Conversation, ImagePart
 from millrace.text.pictures import Expansion, PictureWords, expanded_tokens
 from millrace.text.tokenizer import Tokenizer, added_tokens
+from millrace.worker_pool import WorkerPool
 
 log = logging.getLogger("millrace.serving")
 T = TypeVar("T")
@@ -132,7 +132,7 @@ class ModelPictures:
             )
             program = ["-m", "millrace.media.processor", msgspec.json.encode(config).decode()]
             self._pool = WorkerPool(program, most=1, work="picture")
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="processor")
+            self._threads = FairExecutor(2, "processor", per_caller=1)
 
     @property
     def taken(self) -> bool:
@@ -141,12 +141,12 @@ class ModelPictures:
     def open(self) -> None:
         """Have the processor's process started, so that the first picture need not wait for it."""
         if self._pool is not None:
-            self._thread.submit(self._try)
+            self._threads.submit(self._try)
 
     def close(self) -> None:
         if self._pool is not None:
             self._pool.close()
-            self._thread.shutdown(wait=False, cancel_futures=True)
+            self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def gather(self, chat: Conversation) -> list[HeldPicture]:
         """Find a conversation's pictures, and write into it what is known of them.
@@ -271,7 +271,7 @@ class ModelPictures:
     async def _process(self, file: PictureFile) -> ProcessedPicture:
         loop = asyncio.get_running_loop()
         task = ProcessTask(file.digest, file.low, file.moving)
-        return await loop.run_in_executor(self._thread, self._processed, task, file.data)
+        return await loop.run_in_executor(self._threads, self._processed, task, file.data)
 
     def _processed(self, task: ProcessTask, data: bytes) -> ProcessedPicture:
         assert self._pool is not None

@@ -1,24 +1,24 @@
-"""Where a model's text work runs: small things on the caller's thread, large ones in a process.
+"""Where a model's text work runs: small tasks on the caller's thread, large ones in a process.
 
-Rendering, parsing and handing over tokens hold the interpreter's lock in proportion to a text's
-length, and would hold up every stream of the front. Of small things few run at a time: they could only take
-turns, and each that does is one more between the event loop and its next turn.
+Parsing and tokenising hold the interpreter's lock in proportion to a text's length, which delays every
+stream of the front. Few small tasks of a model run at a time, since they only take turns. Callers share
+the places of each model fairly, and no model's tasks wait for another model's.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 
 from millrace import errors
-from millrace.errors import MillraceError
-from millrace.serving.pool import WorkerPool
+from millrace.errors import MillraceError, TemplateTimeout
+from millrace.fair_gate import FairGate
 from millrace.text.tasks import ChatTask, EncodeTask, RenderTask, TextSide
 from millrace.text.worker import Broken, TaskDone, TaskRefused, reply_decoder
+from millrace.worker_pool import TaskSize, WorkerPool
 
 log = logging.getLogger("millrace.serving")
 T = TypeVar("T")
@@ -27,13 +27,10 @@ T_co = TypeVar("T_co", covariant=True)
 LARGE = 64 * 1024
 """Characters from which on a task is a worker's: what is smaller takes less than a hop is worth."""
 AT_ONCE = 2
-"""Small tasks that run at a time, of all models."""
+"""Small tasks of one caller that a model runs at a time; one more place is for other callers."""
 PROCESSES = 2
 PATIENCE = 120.0
 """Seconds that one task may take."""
-
-
-_few = threading.BoundedSemaphore(AT_ONCE)
 
 
 class TextTask(Protocol[T_co]):
@@ -47,6 +44,13 @@ class TextDesk:
 
     def __init__(self, side: TextSide) -> None:
         self._side = side
+        self._gate = FairGate(
+            AT_ONCE + 1,
+            per_caller=AT_ONCE,
+            work="to have a prompt read",
+            waiting_per_caller=64,
+            waiting=256,
+        )
         config = msgspec.json.encode(side.config).decode()
         self._workers = WorkerPool(
             ["-m", "millrace.text.worker", config], most=PROCESSES, work="prompt"
@@ -54,7 +58,7 @@ class TextDesk:
 
     def run(self, task: TextTask[T]) -> T:
         if task.size() < LARGE:
-            with _few if _is_short(task) else contextlib.nullcontext():
+            with self._gate.place() if _is_short(task) else contextlib.nullcontext():
                 return task.run(self._side)
         if isinstance(task, EncodeTask):
             task.refuse(self._side)  # by its length alone, which is no work for a worker
@@ -62,10 +66,18 @@ class TextDesk:
             data = msgspec.json.encode(task)
         except (TypeError, ValueError):
             return task.run(self._side)  # only Python callers can give what is no JSON
-        return cast(T, _result(reply_decoder.decode(self._workers.run([data], PATIENCE))))
+        size = TaskSize("text" if _is_short(task) else "grammar", task.size())
+        try:
+            reply = self._workers.run([data], PATIENCE, size)
+            return cast(T, _result(reply_decoder.decode(reply)))
+        except TemplateTimeout:
+            self._side.dialect.renderer.count_timeout()
+            raise
 
     def close(self) -> None:
+        self._gate.close()
         self._workers.close()
+        self._side.dialect.renderer.close()
 
 
 def _is_short(task: TextTask[Any]) -> bool:

@@ -30,6 +30,7 @@ from millrace.text.open_end import cut, open_ended
 from millrace.text.picture_turns import PictureStyle, probe_pictures
 from millrace.text.pictures import PictureWords, guarded
 from millrace.text.template import ChatTemplate
+from millrace.text.template_renderer import LocalRenderer, TemplateRenderer
 from millrace.text.tokenizer import Tokenizer
 from millrace.text.volatile import Volatile
 
@@ -42,9 +43,12 @@ class Dialect:
         reasoning_format: str | None = None,
         volatile: Volatile | None = None,
         pictures: PictureWords | None = None,
+        renderer: TemplateRenderer | None = None,
     ) -> None:
-        """`pictures` is how prompts speak of them, for a model that takes any."""
+        """`pictures` is how prompts speak of them, for a model that takes any. `renderer` runs the
+        template; without one, it runs in this process."""
         self._tokenizer = tokenizer
+        self.renderer = renderer or LocalRenderer()
         self.pictures = pictures
         self._picture_styles: dict[ChatTemplate, PictureStyle] = {}
         self._volatile = volatile or Volatile()
@@ -65,6 +69,7 @@ class Dialect:
     def _compiled(self, source: str) -> ChatTemplate:
         return ChatTemplate(
             source,
+            self.renderer,
             bos_token=self._tokenizer.token_text("bos_token"),
             eos_token=self._tokenizer.token_text("eos_token"),
         )

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from millrace.errors import BadRequest, MillraceError
+from millrace.errors import BadRequest, ModelError
 from millrace.text.formats.style import Message, Template
 from millrace.text.pictures import PictureWords
 
@@ -48,7 +48,7 @@ def _probe_parts() -> list[dict[str, Any]]:
 def _shows(template: Template, messages: Sequence[Message], words: PictureWords) -> bool:
     try:
         text = template.render(messages, add_generation_prompt=False)
-    except MillraceError:
+    except (BadRequest, ModelError):
         return False
     return text.count(words.placeholder) == 1 and "p1p" in text and "p2p" in text
 

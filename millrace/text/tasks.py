@@ -20,6 +20,7 @@ from millrace.text.grammar.demand import Demand
 from millrace.text.inputs import Inputs, PairsTask, TextsTask
 from millrace.text.message_boundaries import borders, boundaries, opening
 from millrace.text.pictures import ExpandedPrompt, Expansion, PictureWords
+from millrace.text.template_renderer import TemplateRenderer
 from millrace.text.tokenizer import Tokenizer
 from millrace.text.volatile import Volatile
 
@@ -55,7 +56,8 @@ class TokenisedPrompt(msgspec.Struct):
 class TextSide:
     """The text side of a model: what tasks work with."""
 
-    def __init__(self, config: TextSideConfig) -> None:
+    def __init__(self, config: TextSideConfig, renderer: TemplateRenderer | None = None) -> None:
+        """`renderer` runs the chat template; without one, it runs in this process."""
         self.config = config
         self.tokenizer = Tokenizer(Path(config.folder))
         volatile = Volatile(config.strip_volatile)
@@ -65,6 +67,7 @@ class TextSide:
             config.reasoning_format,
             volatile,
             config.pictures,
+            renderer,
         )
 
     def read_ahead(self) -> None:

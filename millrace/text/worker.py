@@ -17,6 +17,7 @@ from millrace.errors import MillraceError
 from millrace.frames import WorkerEnd
 from millrace.text.inputs import Inputs
 from millrace.text.tasks import PromptLength, Result, Task, TextSide, TextSideConfig, WrittenPrompt
+from millrace.text.template_process import DeadlineRenderer
 
 IDLE = 300.0
 """Seconds without a task after which a worker gives its memory back."""
@@ -78,7 +79,7 @@ def reply_to(data: bytes, side: TextSide) -> Reply:
 def main() -> None:
     end = WorkerEnd()
     logging.disable(logging.INFO)
-    side = TextSide(msgspec.json.decode(sys.argv[1], type=TextSideConfig))
+    side = TextSide(msgspec.json.decode(sys.argv[1], type=TextSideConfig), DeadlineRenderer())
     for data in end.tasks(IDLE):
         end.reply(msgspec.json.encode(reply_to(data, side)))
         if side.dialect.trial.overran:

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from millrace import worker_pool as pool
 from millrace.errors import BadRequest, ContextLengthExceeded, EngineUnavailable, MillraceError
-from millrace.serving import pool
 from millrace.serving import workers as module
 from millrace.serving.workers import TextDesk
 from millrace.text.conversation import Conversation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from millrace.errors import MillraceError
+from millrace.errors import BadRequest, ModelError
 from millrace.text.dialect import Dialect
 
 _LEVELS = ("low", "medium", "high", "xhigh", "max")
@@ -28,6 +28,6 @@ def _takes(dialect: Dialect, level: str) -> bool:
     arguments: dict[str, Any] = dialect.controls.arguments(True, level)
     try:
         dialect.template.render([{"role": "user", "content": "?"}], **arguments)
-    except MillraceError:
+    except (BadRequest, ModelError):
         return False
     return True

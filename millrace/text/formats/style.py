@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from millrace.errors import MillraceError
+from millrace.errors import BadRequest, ModelError
 from millrace.text.formats.detect import thinking_controls
 
 Message = dict[str, Any]
@@ -98,7 +98,7 @@ class _Probe:
                 add_generation_prompt=False,
                 **self._extra,
             )
-        except MillraceError:
+        except (BadRequest, ModelError):
             return None
 
     def shows(self, messages: Sequence[Message], *texts: str, tools: bool = False) -> bool:

@@ -5,15 +5,18 @@ What the engine would stumble over in the middle of an answer is refused here, w
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import threading
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from llguidance import LLMatcher, LLTokenizer
 
 from millrace.engine.matching import GrammarFault, check, compiled, guarded, load_tokenizer
 from millrace.errors import BadRequest, ModelError
+from millrace.fair_gate import FairGate
 from millrace.text.grammar.lark import refuse_long
 
 PATIENCE = 10.0
@@ -23,6 +26,10 @@ _STARVED = 4
 _LOOK = 0.25
 _STEPS = 3
 _REMEMBERED = 256
+_AT_ONCE = 2
+"""Grammars of one caller that are tried at a time; one more place is for other callers."""
+_BYTES_PER_SECOND = 25_000
+"""About how much of a large schema compiles; it orders the queue and decides nothing else."""
 
 
 class GrammarTrial:
@@ -32,6 +39,7 @@ class GrammarTrial:
         self._folder = folder
         self._passed: dict[str, None] = {}
         self._lock = threading.Lock()
+        self._gate = FairGate(_AT_ONCE + 1, per_caller=_AT_ONCE, work="to have a grammar compiled")
         self.overran = False
         """A compilation was given up, and may still be burning time in this process."""
 
@@ -58,20 +66,43 @@ class GrammarTrial:
         return grammar
 
     def _tried(self, grammar: str) -> str | None:
-        found: list[str | None] = []
-        tokenizer = self.tokenizer
-        # The library gives no way to interrupt it, and needs no lock of the interpreter's.
-        work = threading.Thread(target=lambda: found.append(_walk(tokenizer, grammar)), daemon=True)
+        """What is wrong with a grammar; None if nothing is."""
+        trial = _Trial(self.tokenizer, grammar)
+        # The library cannot be interrupted, and does not hold the interpreter's lock. The place is
+        # held until the thread ends, so a caller has a bounded number of threads that were given up.
+        place = self._gate.place(len(grammar) / _BYTES_PER_SECOND)
+        place.__enter__()
+        work = threading.Thread(
+            target=contextvars.copy_context().run, args=(trial.run, place), daemon=True
+        )
         work.start()
         begun, worked = time.monotonic(), time.process_time()
         while work.is_alive() and time.monotonic() - begun < _STARVED * PATIENCE:
             work.join(_LOOK)
             if min(time.monotonic() - begun, time.process_time() - worked) >= PATIENCE:
                 break
-        if not found:
+        if not trial.done:
             self.overran = work.is_alive()
             return f"it takes more than {PATIENCE:g} s to compile"
-        return found[0]
+        return trial.problem
+
+
+class _Trial:
+    """One grammar's trial, in a thread of its own."""
+
+    def __init__(self, tokenizer: LLTokenizer, grammar: str) -> None:
+        self._tokenizer = tokenizer
+        self._grammar = grammar
+        self.problem: str | None = None
+        self.done = False
+
+    def run(self, place: AbstractContextManager[None]) -> None:
+        """Try it, then give its place in the queue back."""
+        try:
+            self.problem = _walk(self._tokenizer, self._grammar)
+            self.done = True
+        finally:
+            place.__exit__(None, None, None)
 
 
 def _walk(tokenizer: LLTokenizer, grammar: str) -> str | None:

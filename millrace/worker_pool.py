@@ -15,85 +15,117 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import BinaryIO, cast
 
-from millrace.errors import DeadlineExceeded, EngineUnavailable, Overloaded, RequestFailed
+from millrace.errors import DeadlineExceeded, EngineUnavailable, RequestFailed
+from millrace.fair_gate import FairGate
 from millrace.frames import read_frame, write_frame
 
 log = logging.getLogger("millrace.serving")
 
-MOST_WAITING = 16
 _NICER = 10
 """How much less of a core that they share workers get than an engine: about a tenth."""
 _TRIES = 2
+_LEARNT = 0.3
+"""The weight of the last task in what a task of its kind is expected to take."""
 
 
 class WorkerDied(RequestFailed):
     """A task that ended every process it was given to."""
 
 
-class WorkerPool:
-    """A few processes of one program, each with one task at a time."""
+@dataclass(frozen=True)
+class TaskSize:
+    """What is known of a task before it runs: tasks of one kind take time in proportion to size."""
 
-    def __init__(self, program: Sequence[str], *, most: int, work: str) -> None:
-        """`program` is what Python is given; `work` names a task in errors, like `large prompt`."""
+    kind: str = ""
+    amount: float = 0.0
+
+
+class WorkerPool:
+    """A few processes of one program, each with one task at a time, shared fairly between callers.
+
+    One caller's tasks run in at most `most` processes; one more serves the others.
+    """
+
+    def __init__(
+        self, program: Sequence[str], *, most: int, work: str, nicer: int = _NICER
+    ) -> None:
+        """`program` is what Python is given; `work` names a task in errors, like `large prompt`.
+        `nicer` is how much the processes' niceness is above that of this one."""
         self._program = program
         self._most = most
         self._work = work
+        self._nicer = nicer
         self._idle: list[_Worker] = []
         self._busy: set[_Worker] = set()
-        self._starting = 0
-        self._waiting = 0
+        self._gate = FairGate(most + 1, per_caller=most, work=f"to have a {work} read")
+        self._rates: dict[str, float] = {}
+        """Seconds that tasks of each kind take for one unit of their size, lately."""
         self._closed = False
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
 
-    def run(self, task: Sequence[bytes], patience: float) -> bytes | memoryview:
+    def run(
+        self,
+        task: Sequence[bytes],
+        patience: float,
+        size: TaskSize = TaskSize(),  # noqa: B008
+    ) -> bytes | memoryview:
         """The reply to a task, which may come in parts and take `patience` seconds."""
         for _ in range(_TRIES):
-            worker = self._take()
-            usable = False
-            try:
-                reply = worker.ask(task, patience)
-                usable = True
-            except _Gone as gone:
-                log.warning("a worker for a %s is gone (%s); it is tried again", self._work, gone)
-                continue
-            except TimeoutError:
-                raise DeadlineExceeded(
-                    f"The {self._work} was not read within {patience:g} seconds."
-                ) from None
-            finally:
-                self._give(worker, usable)
-            return reply
+            with self._gate.place(self._rates.get(size.kind, 0.0) * size.amount):
+                begun = time.monotonic()
+                try:
+                    return self._asked(task, patience)
+                except _Gone as gone:
+                    log.warning("a worker for a %s is gone (%s)", self._work, gone)
+                finally:
+                    self._learn(size, time.monotonic() - begun)
         raise WorkerDied(f"The process that read the {self._work} ended {_TRIES} times over it.")
 
+    def _asked(self, task: Sequence[bytes], patience: float) -> bytes | memoryview:
+        worker = self._take()
+        usable = False
+        try:
+            reply = worker.ask(task, patience)
+            usable = True
+            return reply
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"The {self._work} was not read within {patience:g} seconds."
+            ) from None
+        finally:
+            self._give(worker, usable)
+
+    def open(self) -> None:
+        """Start one process, so that the first task need not wait for it."""
+        worker = self._take()
+        self._give(worker, True)
+
     def pids(self) -> list[int]:
-        with self._changed:
+        with self._lock:
             return [w.pid for w in (*self._idle, *self._busy)]
 
     def close(self) -> None:
-        with self._changed:
+        with self._lock:
             self._closed = True
             idle, busy = list(self._idle), list(self._busy)
             self._idle.clear()
-            self._changed.notify_all()
+        self._gate.close()
         for worker in idle:
             worker.end()
         for worker in busy:
-            worker.kill()  # whoever waits for its reply hears of it, and puts it away
+            worker.kill()  # the thread that waits for its reply puts it away
+
+    def _learn(self, size: TaskSize, seconds: float) -> None:
+        if size.amount:
+            rate = seconds / size.amount
+            known = self._rates.get(size.kind, rate)
+            self._rates[size.kind] = known + _LEARNT * (rate - known)
 
     def _take(self) -> _Worker:
-        with self._changed:
-            if self._waiting >= MOST_WAITING:
-                raise Overloaded(
-                    f"{self._waiting} others wait to have a {self._work} read. Try again in a moment.",
-                    retry_after=5.0,
-                )
-            self._waiting += 1
-            try:
-                self._changed.wait_for(self._free)
-            finally:
-                self._waiting -= 1
+        with self._lock:
             if self._closed:
                 raise EngineUnavailable("The server is shutting down.")
             while self._idle:
@@ -102,33 +134,20 @@ class WorkerPool:
                     self._busy.add(worker)
                     return worker
                 worker.end()
-            self._starting += 1
-        try:
-            worker = _Worker(self._program)
-        except BaseException:
-            with self._changed:
-                self._starting -= 1
-                self._changed.notify()
-            raise
-        with self._changed:
-            # Both at once: while it is in neither, there would be room for one too many.
-            self._starting -= 1
+        worker = _Worker(self._program, self._nicer)
+        with self._lock:
             if not self._closed:
                 self._busy.add(worker)
                 return worker
         worker.end()
         raise EngineUnavailable("The server is shutting down.")
 
-    def _free(self) -> bool:
-        return self._closed or bool(self._idle) or len(self._busy) + self._starting < self._most
-
     def _give(self, worker: _Worker, usable: bool) -> None:
-        with self._changed:
+        with self._lock:
             self._busy.discard(worker)
             keep = usable and not self._closed
             if keep:
                 self._idle.append(worker)
-            self._changed.notify()
         if not keep:
             worker.end()
 
@@ -138,7 +157,7 @@ class _Gone(Exception):
 
 
 class _Worker:
-    def __init__(self, program: Sequence[str]) -> None:
+    def __init__(self, program: Sequence[str], nicer: int) -> None:
         self._process = subprocess.Popen(
             [sys.executable, *program],
             stdin=subprocess.PIPE,
@@ -146,9 +165,9 @@ class _Worker:
             bufsize=0,
             env=os.environ | {"TOKENIZERS_PARALLELISM": "false"},
         )
-        # Who has not been answered yet waits a little longer, so that those who are being have fewer gaps.
+        # New requests wait a little longer, so that running streams have fewer gaps.
         with contextlib.suppress(OSError):
-            nice = os.getpriority(os.PRIO_PROCESS, 0) + _NICER
+            nice = os.getpriority(os.PRIO_PROCESS, 0) + nicer
             os.setpriority(os.PRIO_PROCESS, self.pid, nice)
 
     @property
