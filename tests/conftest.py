@@ -147,6 +147,9 @@ class Server:
             args = (*args, "--only")
         if "--cache-disk" not in args:
             args = (*args, "--cache-disk", "0")  # what one test leaves on disk, no other finds
+        if "--store" not in args:
+            self._folder = tempfile.TemporaryDirectory()
+            args = (*args, "--store", f"{self._folder.name}/responses.sqlite")
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         # One client for all: each costs a context for TLS, which takes longer than most requests.

@@ -113,6 +113,8 @@ class ModelStatus(msgspec.Struct, kw_only=True):
     leases: int
     """Requests that have it, or wait for it."""
     restarts: int
+    template_timeouts: int
+    """Renderings of the chat template that were stopped at their deadline: a fault of the model's files."""
     context_window: int | None
     device: str | None
     dtype: str | None

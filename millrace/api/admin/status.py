@@ -48,6 +48,7 @@ def _model(instance: Instance) -> dict[str, Any]:
         "leases": instance.leases,
         "engine_pid": client.pid,
         "restarts": client.restarts,
+        "template_timeouts": instance.model.dialect.renderer.timeouts if instance.model else 0,
         "context_window": instance.model.window if instance.model else None,
         "device": ready.device if ready else None,
         "dtype": ready.dtype if ready else None,

@@ -1,0 +1,144 @@
+"""Work that callers share, over HTTP: templates that do not end, and crowds of one caller."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from api import tiny_folder
+from conftest import PATIENCE, Server, until
+
+ENDLESS = (
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
+    "{% endfor %}{% endfor %}{% endfor %}"
+)
+LONG = "{% for a in range(99999) %}{{ messages[0].content ~ '0123456789' * 1000 }}{% endfor %}"
+FOLDED = "{{ 9 ** (9 ** 9) }}"
+CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+
+
+def with_template(folder: Path, default_model: Path, template: str) -> Path:
+    made = tiny_folder.make(folder, default_model)
+    (made / "chat_template.jinja").write_text(template)
+    return made
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory, default_model: Path) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("templates")
+    good = tiny_folder.make(folder / "good", default_model)
+    others = {"endless": ENDLESS, "long": LONG, "folded": FOLDED}
+    config = folder / "models.toml"
+    lines = list[str]()
+    for name, template in others.items():
+        path = with_template(folder / name, default_model, template)
+        lines.append(f'[models.{name}]\nmodel = "{path}"\n')
+    config.write_text("\n".join(lines))
+    running = Server(str(good), "--name", "good", "--config", str(config), "--drain-timeout", "1")
+    running.wait_ready()
+    yield running
+    running.stop()
+
+
+def chat(server: Server, model: str) -> httpx.Response:
+    return server.post("/v1/chat/completions", CHAT | {"model": model})
+
+
+def children(server: Server, module: str) -> list[int]:
+    found = subprocess.run(
+        ["ps", "-A", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True
+    )
+    rows = [line.split(maxsplit=2) for line in found.stdout.splitlines()]
+    return [int(r[0]) for r in rows if int(r[1]) == server.process.pid and module in r[2]]
+
+
+def test_a_template_that_never_ends_stops_no_other_model_and_is_named(models: Server) -> None:
+    assert chat(models, "good").status_code == 200
+    with ThreadPoolExecutor(4) as threads:
+        endless = [threads.submit(chat, models, "endless") for _ in range(2)]
+        assert until(lambda: children(models, "template_process"))
+        assert chat(models, "good").status_code == 200
+        assert models.health()["status"] == "ready"
+        for future in endless:
+            answer = future.result(PATIENCE)
+            assert answer.status_code == 504, answer.text
+            error = answer.json()["error"]
+            assert error["code"] == "template_timeout" and "'endless'" in error["message"]
+    (status,) = (
+        m for m in models.http.get("/v1/status").json()["models"] if m["name"] == "endless"
+    )
+    assert status["template_timeouts"] == 2
+    assert "endless: the chat template did not finish" in models.log()
+
+
+def test_a_template_that_folds_constants_for_ever_ends_too(models: Server) -> None:
+    assert chat(models, "folded").status_code in (400, 504)
+    assert chat(models, "good").status_code == 200
+
+
+def test_a_template_that_writes_without_end_is_refused(models: Server) -> None:
+    answer = chat(models, "long")
+    assert answer.status_code == 400
+    assert "characters" in answer.json()["error"]["message"]
+
+
+def test_a_server_ends_though_a_template_does_not(
+    start: Callable[..., Server], tmp_path: Path, default_model: Path
+) -> None:
+    folder = with_template(tmp_path / "endless", default_model, ENDLESS)
+    server = start(str(folder), "--name", "endless", "--drain-timeout", "1").wait_ready()
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(chat, server, "endless")
+        assert until(lambda: children(server, "template_process"))
+        time.sleep(0.5)
+        assert server.stop(30) == 0
+    assert not children(server, "template_process")
+
+
+def large(server: Server, key: str) -> httpx.Response:
+    body = {"prompt": "word " * 20_000, "max_tokens": 1}
+    return server.post("/v1/completions", body, headers={"authorization": f"Bearer {key}"})
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory, default_model: Path) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("keyed")
+    tiny = tiny_folder.make(folder / "tiny", default_model, max_position_embeddings=65536)
+    running = Server(str(tiny), "--name", "tiny", "--api-key", "sk-a", "--api-key", "sk-b")
+    running.wait_ready()
+    yield running
+    running.stop()
+
+
+def test_a_callers_crowd_of_large_prompts_leaves_a_process_for_others(keyed: Server) -> None:
+    def workers() -> list[int]:
+        return children(keyed, "millrace.text.worker")
+
+    def done(futures: list[Future[Any]]) -> list[int]:
+        return [f.result().status_code for f in futures if f.done()]
+
+    with ThreadPoolExecutor(32) as threads:
+        while len(workers()) < 2:
+            first = [threads.submit(large, keyed, "sk-a") for _ in range(2)]
+            assert all(f.result(PATIENCE).status_code == 200 for f in first)
+        stopped = workers()
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            crowd = [threads.submit(large, keyed, "sk-a") for _ in range(24)]
+            assert until(lambda: len(done(crowd)) >= 6), done(crowd)  # 16 wait, two are being read
+            assert set(done(crowd)) == {429}
+            assert large(keyed, "sk-b").status_code == 200
+            assert keyed.health()["status"] == "ready"
+        finally:
+            for pid in stopped:
+                os.kill(pid, signal.SIGCONT)
+        assert {f.result(PATIENCE).status_code for f in crowd} <= {200, 429}
