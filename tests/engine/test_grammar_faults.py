@@ -147,3 +147,28 @@ def test_panics_are_faults_and_other_exceptions_pass(default_model: Path) -> Non
     with pytest.raises(KeyboardInterrupt):
         guarded(lambda: (_ for _ in ()).throw(KeyboardInterrupt()))
     assert compiled(load_tokenizer(default_model), lark('start: "a"\n'))
+
+
+def test_a_callers_slow_grammars_leave_a_thread_for_others(
+    default_model: Path, tokenizer: Tokenizer
+) -> None:
+    own = Grammars(default_model, len(tokenizer.vocabulary))
+    go_on, seen, whole = threading.Event(), list[str](), own._matcher
+
+    def slow(key: Any) -> LLMatcher:
+        seen.append(key[0])
+        if "slow" in key[0]:
+            assert go_on.wait(60)
+        return whole(key)
+
+    own._matcher = slow  # type: ignore[method-assign]
+    texts = [lark(f'start: "slow{i}"\n') for i in range(6)]
+    crowd = [own.begin(asked(tokenizer, text, caller="a")) for text in texts]
+    alone = own.begin(asked(tokenizer, lark('start: "quick"\n'), caller="b"))
+    assert alone.result()[0] is not None
+    assert not any(pending.done for pending in crowd)
+    crowd[5].abandon()  # its request is gone
+    go_on.set()
+    for pending in crowd[:5]:
+        pending.result()
+    assert texts[5] not in seen

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 from pictures import broken_files, data_uri, encoded, painted, picture_site, png
 
+from millrace.caller import current_caller
 from millrace.errors import BadPicture
+from millrace.media.claimed_size import claimed_pixels
 from millrace.media.fetch import Fetcher
 from millrace.media.limits import MediaLimits
 from millrace.serving.media import MediaDesk, PictureFile
@@ -104,3 +106,35 @@ def test_a_glance_is_a_picture_of_its_own() -> None:
         assert (await desk.find(small, low=True))[0].digest == (await desk.find(small))[0].digest
 
     at_desk(work)
+
+
+def test_a_callers_slow_pictures_leave_a_process_for_others() -> None:
+    async def work(desk: MediaDesk) -> None:
+        def found(caller: str, seed: int) -> asyncio.Task[Any]:
+            current_caller.set(caller)
+            return asyncio.create_task(desk.find(data_uri(png(seed=seed))))
+
+        while len(desk._pool.pids()) < 2:
+            await asyncio.gather(*(found("a", len(desk._known) + i) for i in range(4)))
+        stopped = desk._pool.pids()
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        crowd = [found("a", 1000 + i) for i in range(20)]
+        await asyncio.wait_for(found("b", 5000), 60)
+        assert not any(task.done() for task in crowd)
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+        assert len(await asyncio.gather(*crowd)) == 20
+
+    at_desk(work)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WEBP"])
+def test_the_size_in_a_header_is_read_without_decoding(kind: str) -> None:
+    assert claimed_pixels(encoded(painted(), kind)) == 48 * 32
+    assert claimed_pixels(encoded(painted(), kind)[:8]) is None
+
+
+def test_the_size_of_lossless_webp_is_read() -> None:
+    assert claimed_pixels(encoded(painted(), "WEBP", lossless=True)) == 48 * 32
+    assert claimed_pixels(b"BM nothing known") is None
