@@ -12,6 +12,9 @@ OPEN_PATHS = frozenset({"/", "/health", "/docs", "/openapi.json"})
 PAGE_FILES = "/web/"
 """Where the page's own files are, which are as public."""
 
+STORED = ("/v1/responses/", "/v1/conversations/")
+"""Where stored responses and conversations are read and deleted."""
+
 
 def is_open(path: str) -> bool:
     """Whether anybody may ask for this without a key."""
@@ -19,9 +22,20 @@ def is_open(path: str) -> bool:
 
 
 def is_limited(method: str, path: str) -> bool:
-    """Whatever asks for work; to look, and to cancel, is always allowed."""
-    cancels = path.endswith("/cancel") or path == "/abort_request"
-    return method in ("POST", "PUT") and not cancels
+    """Whether a request counts in the rate limits: if it asks for work, or reads or deletes what is stored.
+
+    Requests that only show the server's state, and those that cancel, never count.
+    """
+    if path.endswith("/cancel") or path == "/abort_request" or path.startswith("/v1/requests/"):
+        return False
+    if method == "GET":
+        return path.startswith(STORED) or path == "/flush_cache"
+    return method in ("POST", "PUT", "DELETE")
+
+
+def uses_tokens(method: str) -> bool:
+    """Whether a limited request may cost tokens, so that it waits while its caller has used up those."""
+    return method in ("POST", "PUT")
 
 
 def caller_of(http: Request) -> str:

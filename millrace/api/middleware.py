@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from millrace.api import errors
-from millrace.api.callers import is_limited, is_open
+from millrace.api.callers import is_limited, is_open, uses_tokens
 from millrace.api.context import Context
 from millrace.api.hosts import HostMiddleware, names_of
 from millrace.api.openapi.routing import flat
@@ -138,7 +138,7 @@ class RateLimitMiddleware:
             await send(message)
 
         try:
-            self._limits.admit(caller)
+            self._limits.admit(caller, tokens=uses_tokens(scope["method"]))
         except RateLimited as error:
             await _refuse(scope, receive, reporting, error, self._metrics)
         else:

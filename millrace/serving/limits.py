@@ -73,10 +73,17 @@ class RateLimits:
     def __bool__(self) -> bool:
         return bool(self._limits)
 
-    def admit(self, caller: str) -> None:
-        """Count a request, or raise how long to wait for the next one; a refused one is free."""
+    def admit(self, caller: str, *, tokens: bool = True) -> None:
+        """Count a request, or raise how long to wait for the next one; a refused one is free.
+
+        `tokens` says whether the request may use any: one that does not is not held to that limit.
+        """
         now = self._clock()
         buckets = self._of(caller, now)
+        if not tokens:
+            buckets = {kind: bucket for kind, bucket in buckets.items() if kind != "tokens"}
+        if not buckets:
+            return
         waits = {kind: bucket.wait(1.0, now) for kind, bucket in buckets.items()}
         kind = max(waits, key=waits.__getitem__)
         if (wait := waits[kind]) > _BLINK:

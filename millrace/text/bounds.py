@@ -69,6 +69,12 @@ class FewestTokens:
             data = data.translate(None, self._unknown)
         return -(-len(data) // self._longest)
 
+    def of_ascii(self, characters: int) -> int:
+        """The same for that many characters of ASCII that are not blank, whichever they are."""
+        if self._longest is None or any(33 <= byte < 127 for byte in self._unknown):
+            return 0
+        return -(-characters // self._longest)
+
 
 def _longest(known: _TokenizerKind, vocabulary: Mapping[str, int]) -> int | None:
     """Bytes of the longest token; None if a token may stand for more than it holds."""

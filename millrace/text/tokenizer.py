@@ -81,6 +81,10 @@ class Tokenizer:
         """A number of tokens that the text cannot have fewer of, found without tokenising it."""
         return self._fewest.of(text)
 
+    def fewest_of_ascii(self, characters: int) -> int:
+        """The same for that many characters of ASCII that are not blank, whichever they are."""
+        return self._fewest.of_ascii(characters)
+
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         return str(self._fast.decode(list(ids), skip_special_tokens=skip_special))
 

@@ -266,3 +266,32 @@ def test_stored_responses_are_their_keys_own(
     ):  # fmt: skip
         assert ask("sk-bob", method, path).status_code == 404
         assert ask("sk-ann", method, path).status_code == (400 if "cancel" in path else 200)
+
+
+def test_reading_and_deleting_what_is_stored_counts_and_looking_does_not(
+    start: Callable[..., Server], tiny: Path, tmp_path: Path
+) -> None:
+    store = str(tmp_path / "store.sqlite")
+    server = start(
+        str(tiny), "--store", store, "--rate-requests", "3", "--rate-tokens", "20"
+    ).wait_ready()
+    made = server.post(
+        "/v1/responses", {"input": "hi", "max_output_tokens": 30, "ignore_eos": True}
+    )
+    assert made.status_code == 200
+    path = f"/v1/responses/{made.json()['id']}"
+    refused = server.post("/v1/conversations", {})
+    assert refused.status_code == 429 and "--rate-tokens" in refused.text
+    for _ in range(5):  # these do not count
+        for free in ("/v1/models", "/v1/status", "/metrics", "/health", "/v1/requests"):
+            answer = server.http.get(free)
+            assert answer.status_code == 200 and "x-ratelimit-limit-requests" not in answer.headers
+        assert server.http.delete("/v1/requests/none").status_code == 404
+        assert server.post(f"{path}/cancel", {}).status_code == 400
+    first = server.http.get(path)
+    assert first.status_code == 200, "tokens that were used up do not keep a caller from reading"
+    assert first.headers["x-ratelimit-limit-requests"] == "3"
+    gets = [server.http.get(f"{path}/input_items").status_code for _ in range(3)]
+    assert 200 in gets and 429 in gets, gets
+    codes = {server.http.delete(f"/v1/conversations/c{n}").status_code for n in range(3)}
+    assert 429 in codes, codes

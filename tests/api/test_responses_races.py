@@ -16,6 +16,7 @@ from starlette.requests import Request
 from millrace.api.responses import conversations, jobs, stored
 from millrace.api.responses.jobs import BackgroundJob, Jobs
 from millrace.api.responses.plan import ResponsePlan
+from millrace.api.responses.reader import StoredConversation
 from millrace.api.responses.store import Store, conversation_object
 from millrace.errors import NotFound
 from millrace.serving.model import Running
@@ -42,7 +43,7 @@ def _asked(store: Store, body: object = None, query: bytes = b"") -> Request:
 class _Vanishing(Store):
     """Conversations are deleted the moment after somebody has looked at them."""
 
-    async def conversation(self, id: str) -> dict[str, Any]:
+    async def conversation(self, id: str) -> StoredConversation:
         found = await super().conversation(id)
         await self.delete_conversation(id)
         return found

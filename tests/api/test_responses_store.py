@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 import stat
-import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from millrace.api.responses.database import Database
 from millrace.api.responses.items import read_items
+from millrace.api.responses.reader import Reader
+from millrace.api.responses.sections import Section
 from millrace.api.responses.store import LOST, Store, open_store
 from millrace.api.responses.truncation import shortest_cut, without
+from millrace.api.responses.writer import Writer
 from millrace.errors import (
     BadRequest,
     MillraceError,
@@ -56,45 +59,60 @@ def _given(id: str) -> list[dict[str, Any]]:
     return [{"id": f"in_{id}", "type": "message", "role": "user", "content": []}]
 
 
-def test_the_database_keeps_chains_and_prunes_what_nothing_was_built_on(tmp_path: Path) -> None:
-    file = tmp_path / "new" / "store.sqlite"
-    data = Database(file)
-    assert stat.S_IMODE(os.stat(file).st_mode) == 0o600
-    previous = None
-    for id in ("a", "b", "c"):
-        data.put(_response(id, previous), _given(id))
-        previous = id
-    data.put(_response("alone"), _given("alone"))
-    assert [i["id"] for i in data.chain("c")] == [
-        "in_a", "msg_a", "in_b", "msg_b", "in_c", "msg_c",
-    ]  # fmt: skip
-    assert data.item("msg_b", "b") and data.item("in_c", "c")
-    assert data.item("nope", "b") is None and data.item("msg_b", "c") is None
-    data._sql.execute("UPDATE responses SET created = 1 WHERE id IN ('a', 'b', 'alone')")
-    data.prune(time.time() - 60)
-    assert data.response("alone") is None and data.item("msg_alone", "alone") is None
-    assert len(data.chain("c")) == 6, "what a young response builds on is kept"
-    assert data.delete("a")
-    with pytest.raises(PreviousResponseNotFound, match="'a'"):
-        data.chain("c")
-    with pytest.raises(PreviousResponseNotFound, match="'x'"):
-        data.chain("x")
+def test_chains_are_kept_and_what_nothing_was_built_on_is_pruned(tmp_path: Path) -> None:
+    async def scene() -> None:
+        file = tmp_path / "new" / "store.sqlite"
+        store = Store(file)
+        assert stat.S_IMODE(os.stat(file).st_mode) == 0o600
+        previous = None
+        for id in ("a", "b", "c"):
+            await store.put(_response(id, previous), _given(id))
+            previous = id
+        await store.put(_response("alone"), _given("alone"))
+        chain = [Section("a"), Section("b"), Section("c")]
+        assert await store.chain("c") == chain
+        batch = await store.batch(chain, newest_first=False, most=10)
+        assert [i["id"] for i in batch.items] == [
+            "in_a", "msg_a", "in_b", "msg_b", "in_c", "msg_c",
+        ]  # fmt: skip
+        assert await store.item("msg_b", "b") and await store.item("in_c", "c")
+        for id, whose in (("nope", "b"), ("msg_b", "c")):
+            with pytest.raises(NotFound):
+                await store.item(id, whose)
+        store.close()
+        with closing(sqlite3.connect(file)) as sql, sql:
+            sql.execute("UPDATE responses SET created = 1 WHERE id IN ('a', 'b', 'alone')")
+        store = Store(file, days=1)
+        with pytest.raises(NotFound):
+            await store.response("alone")
+        with pytest.raises(NotFound):
+            await store.item("msg_alone", "alone")
+        assert await store.chain("c") == chain, "what a young response builds on is kept"
+        assert await store.delete("a")
+        with pytest.raises(PreviousResponseNotFound, match="'a'"):
+            await store.chain("c")
+        with pytest.raises(PreviousResponseNotFound, match="'x'"):
+            await store.chain("x")
+        store.close()
+
+    asyncio.run(scene())
 
 
 def test_what_ran_in_a_server_that_died_has_failed(tmp_path: Path) -> None:
-    data = Database(tmp_path / "s.sqlite")
-    data.put(_response("dead", status="in_progress"), [], runner=1)
-    data.put(_response("alive", status="in_progress"), [], runner=2)
-    data.settle(lambda pid: pid == 2, LOST)
-    dead, alive = data.response("dead"), data.response("alive")
+    writer = Writer(tmp_path / "s.sqlite")
+    writer.put(_response("dead", status="in_progress"), [], runner=1)
+    writer.put(_response("alive", status="in_progress"), [], runner=2)
+    writer.settle(lambda pid: pid == 2, LOST)
+    reader = Reader(tmp_path / "s.sqlite")
+    dead, alive = reader.response("dead"), reader.response("alive")
     assert dead and (dead["status"], dead["error"]) == ("failed", LOST)
     assert alive and alive["status"] == "in_progress"
 
 
 def test_a_newer_file_and_no_file_are_told(tmp_path: Path) -> None:
-    data = Database(tmp_path / "s.sqlite")
-    data._sql.execute("PRAGMA user_version = 99")
-    data.close()
+    Store(tmp_path / "s.sqlite").close()
+    with closing(sqlite3.connect(tmp_path / "s.sqlite")) as sql:
+        sql.execute("PRAGMA user_version = 99")
     with pytest.raises(SetupError, match="newer"):
         open_store(str(tmp_path / "s.sqlite"), 30)
     (tmp_path / "text").write_text("no database, and long enough to be told apart from one" * 9)
@@ -113,6 +131,6 @@ def test_without_a_store_ids_are_refused_clearly() -> None:
 
 def test_a_store_that_fails_says_so(tmp_path: Path) -> None:
     store = Store(tmp_path / "s.sqlite")
-    store._thread.submit(store._database.close).result()  # type: ignore[union-attr]
+    store._writer.close()
     with pytest.raises(MillraceError, match="store failed"):
         asyncio.run(store.put(_response("a"), []))

@@ -126,3 +126,15 @@ def test_callers_of_the_past_are_forgotten() -> None:
 def test_no_limit_is_no_limit() -> None:
     assert not RateLimits(None, None)
     assert RateLimits(None, 5)
+
+
+def test_a_request_without_tokens_is_held_to_the_limit_of_requests_alone() -> None:
+    limits = RateLimits(2, 10, Clock())
+    limits.charge("a", 100)
+    with pytest.raises(RateLimited, match="--rate-tokens"):
+        limits.admit("a")
+    limits.admit("a", tokens=False)
+    limits.admit("a", tokens=False)
+    with pytest.raises(RateLimited, match="--rate-requests"):
+        limits.admit("a", tokens=False)
+    RateLimits(None, 10, Clock()).admit("a", tokens=False)

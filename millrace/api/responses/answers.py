@@ -70,6 +70,9 @@ class Paging(msgspec.Struct):
     """Which part of a list is wanted."""
 
     after: str | None = None
+    """The item after which, in the order of the list, the page begins."""
+    before: str | None = None
+    """The item before which it ends."""
     limit: int = 20
     order: Literal["asc", "desc"] = "desc"
 

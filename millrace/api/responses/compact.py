@@ -21,11 +21,13 @@ from millrace.api.encrypted_content import seal
 from millrace.api.openapi.describe import RUNS, describe
 from millrace.api.prelude import Border, in_words
 from millrace.api.responses.answers import Compaction
+from millrace.api.responses.history import before
 from millrace.api.responses.ids import fresh, item_id
 from millrace.api.responses.items import Item, read_items
 from millrace.api.responses.machine import usage_of
+from millrace.api.responses.measure import Room
 from millrace.api.responses.messages import to_messages
-from millrace.api.responses.prepare import HERE, before, resolved
+from millrace.api.responses.prepare import HERE, resolved
 from millrace.api.responses.schema import LABELS, CompactRequest
 from millrace.api.responses.truncation import reserve, shortest_cut
 from millrace.api.running import run
@@ -62,7 +64,9 @@ async def compact(http: HttpRequest) -> Response:
             "Give previous_response_id or conversation, not both.", param="conversation"
         )
     given = await resolved(store, read_items(wire.input or []), caller)
-    items = await before(store, wire, caller) + given
+    with in_words(HERE):
+        items = await before(store, wire, caller, Room(model), given, shorten=True)
+    items += given
     if not items:
         raise BadRequest("The input is empty.", param="input")
     id = request_id(http, "resp_")

@@ -20,8 +20,13 @@ from millrace.api.responses.ids import fresh
 from millrace.api.responses.items import Item, read_items
 from millrace.api.responses.owners import owned
 from millrace.api.responses.paging import listed, page
+from millrace.api.responses.reader import StoredConversation
+from millrace.api.responses.sections import Section
 from millrace.api.responses.store import Store, conversation_object
 from millrace.errors import BadRequest, NotFound
+
+MOST_ITEMS = 20
+"""Items that one request may add, as in OpenAI's API."""
 
 router = APIRouter(dependencies=[Depends(owned)])
 
@@ -59,7 +64,7 @@ async def create(http: HttpRequest) -> Response:
 @router.get("/v1/conversations/{id}")
 @describe("conversations", "One conversation", answer=ConversationObject, statuses=(404,))
 async def get(http: HttpRequest, id: str) -> Response:
-    return as_json(await _store(http).conversation(id))
+    return as_json(_object(id, await _store(http).conversation(id)))
 
 
 @router.post("/v1/conversations/{id}")
@@ -74,7 +79,7 @@ async def update(http: HttpRequest, id: str) -> Response:
     labels = convert(await _body(http), Labels)
     found = await _store(http).conversation(id)
     _demand(id, await _store(http).label_conversation(id, labels.metadata))
-    return as_json(found | {"metadata": labels.metadata})
+    return as_json(conversation_object(id, found.created, labels.metadata))
 
 
 @router.delete("/v1/conversations/{id}")
@@ -94,7 +99,7 @@ async def delete(http: HttpRequest, id: str) -> Response:
 )
 async def items(http: HttpRequest, id: str) -> Response:
     await _store(http).conversation(id)
-    return as_json(page(http, await _store(http).conversation_items(id)))
+    return as_json(await page(http, _store(http), [Section(id)]))
 
 
 @router.post("/v1/conversations/{id}/items")
@@ -117,19 +122,15 @@ async def add(http: HttpRequest, id: str) -> Response:
 @describe("conversations", "One item", statuses=(404,))
 async def item(http: HttpRequest, id: str, item: str) -> Response:
     await _store(http).conversation(id)
-    found = [i for i in await _store(http).conversation_items(id) if i["id"] == item]
-    if not found:
-        raise NotFound(f"There is no item '{item}' in this conversation.", param="item_id")
-    return as_json(found[0])
+    return as_json(await _store(http).conversation_item(id, item))
 
 
 @router.delete("/v1/conversations/{id}/items/{item}")
 @describe("conversations", "Remove an item", answer=ConversationObject, statuses=(404,))
 async def remove(http: HttpRequest, id: str, item: str) -> Response:
     found = await _store(http).conversation(id)
-    if not await _store(http).shorten_conversation(id, item):
-        raise NotFound(f"There is no item '{item}' in this conversation.", param="item_id")
-    return as_json(found)
+    await _store(http).shorten_conversation(id, item)
+    return as_json(_object(id, found))
 
 
 def _store(http: HttpRequest) -> Store:
@@ -146,7 +147,16 @@ async def _body(http: HttpRequest) -> dict[str, Any]:
     return await read_object(http, context_of(http).config.max_body)
 
 
+def _object(id: str, found: StoredConversation) -> dict[str, Any]:
+    return conversation_object(id, found.created, found.metadata)
+
+
 def _items(given: list[Any]) -> list[Item]:
+    if len(given) > MOST_ITEMS:
+        raise BadRequest(
+            f"items has {len(given)} entries; a request may add {MOST_ITEMS} at most.",
+            param="items",
+        )
     read = read_items(given)
     if any(i["type"] == "item_reference" for i in read):
         raise BadRequest("A conversation takes whole items, not their names.", param="items")

@@ -15,8 +15,9 @@ _PREFIXES = {
     "compaction": "cmp_",
 }
 
-
-_NOBODY = "0" * 16
+OWNER_LENGTH = 16
+"""Characters at the end of an id that say whose it is: the id of an API key."""
+_NOBODY = "0" * OWNER_LENGTH
 
 
 def fresh(prefix: str, caller: str = "") -> str:

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from millrace.api.prelude import Asked, in_words
-from millrace.api.responses.ids import belongs
+from millrace.api.responses.history import before
 from millrace.api.responses.items import Item, read_items
+from millrace.api.responses.measure import Room
 from millrace.api.responses.messages import to_messages
-from millrace.api.responses.owners import demand
-from millrace.api.responses.plan import ResponsePlan, conversation_id
-from millrace.api.responses.schema import CompactRequest, ResponsesRequest
+from millrace.api.responses.plan import ResponsePlan
+from millrace.api.responses.schema import ResponsesRequest
 from millrace.api.responses.store import Store
 from millrace.api.responses.truncation import reserve, shortest_cut
-from millrace.errors import BadRequest, ContextLengthExceeded, PreviousResponseNotFound
+from millrace.errors import BadRequest, ContextLengthExceeded
 from millrace.serving.forms import demanded
 from millrace.serving.model import ServedModel
 from millrace.serving.pictures import prepared
@@ -39,7 +39,11 @@ async def prepare(
     wire, model = asked.wire, asked.model
     _agree(wire, store)
     given = await resolved(store, read_items(wire.input or []), caller)
-    items = await before(store, wire, caller) + given
+    with in_words(HERE):
+        items = await before(
+            store, wire, caller, Room(model), given, shorten=wire.truncation == "auto"
+        )
+    items += given
     if not items:
         raise BadRequest("The input is empty.", param="input")
     box = open_tools(_all_tools(wire, items))
@@ -73,35 +77,6 @@ def _agree(wire: ResponsesRequest, store: Store) -> None:
             store.demand(name)
     if wire.background and wire.store is False:
         raise BadRequest("'background' needs stored responses, not store: false.", param="store")
-
-
-async def _chain(store: Store, id: str, caller: str) -> tuple[list[Item], dict[str, Any]]:
-    """All that was said up to a response, and the response itself."""
-    store.demand("previous_response_id")
-    if not belongs(id, caller):
-        raise PreviousResponseNotFound(id)
-    return await store.chain(id), await store.response(id)
-
-
-async def before(store: Store, wire: ResponsesRequest | CompactRequest, caller: str) -> list[Item]:
-    """What the request goes back to."""
-    if wire.previous_response_id is not None:
-        found, last = await _chain(store, wire.previous_response_id, caller)
-        if last["status"] in ("queued", "in_progress"):
-            raise BadRequest(
-                f"The response '{last['id']}' is not finished.", param="previous_response_id"
-            )
-        if last.get("conversation"):
-            raise BadRequest(
-                f"The response '{last['id']}' belongs to a conversation; go on with that.",
-                param="previous_response_id",
-            )
-        return found
-    if (id := conversation_id(wire)) is not None:
-        demand(id, caller)
-        await store.conversation(id)
-        return await store.conversation_items(id)
-    return []
 
 
 async def resolved(store: Store, items: list[Item], caller: str) -> list[Item]:

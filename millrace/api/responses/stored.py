@@ -24,6 +24,7 @@ from millrace.api.responses.answers import (
 from millrace.api.responses.jobs import replay
 from millrace.api.responses.owners import owned
 from millrace.api.responses.paging import number, page
+from millrace.api.responses.sections import Section
 from millrace.errors import BadRequest, NotFound
 
 router = APIRouter(dependencies=[Depends(owned)])
@@ -82,7 +83,7 @@ async def delete(http: HttpRequest, id: str) -> Response:
     if job := context.jobs.get(id):
         await job.cancel()
     if not await context.store.delete(id):
-        raise NotFound(f"There is no response '{id}' here.", param="response_id")
+        raise _missing(id)
     return as_json({"id": id, "object": "response", "deleted": True})
 
 
@@ -112,9 +113,14 @@ async def cancel(http: HttpRequest, id: str) -> Response:
 )
 async def input_items(http: HttpRequest, id: str) -> Response:
     """All that the response was given, what it goes back to included."""
-    context = context_of(http)
-    found = await context.store.response(id)
-    own = await context.store.input(id)
-    before = found["previous_response_id"]
-    earlier = await context.store.chain(before) if before else []
-    return as_json(page(http, earlier + own))
+    store = context_of(http).store
+    found = await store.head(id) if store.on else None
+    if found is None:
+        raise _missing(id)
+    before = found.body["previous_response_id"]
+    earlier = await store.chain(before) if before else []
+    return as_json(await page(http, store, [*earlier, Section(id, "input")]))
+
+
+def _missing(id: str) -> NotFound:
+    return NotFound(f"There is no response '{id}' here.", param="response_id")

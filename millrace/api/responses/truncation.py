@@ -12,6 +12,11 @@ _OUTPUTS = ("function_call_output", "custom_tool_call_output")
 _RULES = ("system", "developer")
 
 
+def is_rule(item: Item) -> bool:
+    """Whether an item instructs the model, so that it stays when others are dropped."""
+    return item.get("role") in _RULES
+
+
 def reserve(window: int, wanted: int | None) -> int:
     """Tokens that a shortened prompt leaves for the answer."""
     return min(wanted or window // 8, window // 2)
@@ -38,13 +43,13 @@ def cuts(items: Sequence[Item]) -> list[int]:
     return [
         at
         for at, item in enumerate(items)
-        if at and item["type"] not in _OUTPUTS and item.get("role") not in _RULES
+        if at and item["type"] not in _OUTPUTS and not is_rule(item)
     ]
 
 
 def without(items: Sequence[Item], at: int) -> list[Item]:
     """The items from a place on, with the instructions from before it, and no lonely results."""
-    kept = [i for i in items[:at] if i.get("role") in _RULES]
+    kept = [i for i in items[:at] if is_rule(i)]
     called: set[str] = set()
     for item in items[at:]:
         if item["type"] in _OUTPUTS:
