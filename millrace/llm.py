@@ -29,9 +29,9 @@ from millrace.serving.drafts import specprefill_of, with_draft
 from millrace.serving.encodings import EncodingRun, numbers
 from millrace.serving.fold import fold
 from millrace.serving.hosted import HostedModel
-from millrace.serving.model import Running
 from millrace.serving.pictures import prepared
 from millrace.serving.request import Request
+from millrace.serving.running import Running
 from millrace.serving.wishes import Wishes, fill
 from millrace.text.conversation import Conversation, turn_of
 from millrace.text.deltas import Content, Delta

@@ -131,6 +131,7 @@ class RateLimitMiddleware:
         state = scope.setdefault("state", {})
         caller = _caller(scope)
         state["charge"] = functools.partial(self._limits.charge, caller)
+        state["admit_prompts"] = functools.partial(self._limits.admit_prompts, caller)
 
         async def reporting(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -17,6 +17,7 @@ from millrace.api.context import context_of
 from millrace.api.fields import foreign
 from millrace.api.leases import kept_for, leased
 from millrace.errors import BadRequest, MillraceError
+from millrace.serving.batches import PromptCount, check_count
 from millrace.serving.giving import Gives
 from millrace.serving.ignored import HEADER, in_a_header
 from millrace.serving.model import ServedModel
@@ -37,12 +38,15 @@ class Border(Generic[T]):
         encodes: bool = False,
         loads: bool | Callable[[T], bool] = True,
         asks: Callable[[T], bool] = lambda wire: True,
+        prompts: Callable[[T], PromptCount] | None = None,
     ) -> None:
         """An endpoint that does not answer takes what is for answers as a label.
 
         One that encodes answers with numbers, all others with text. One that needs no engine does not
-        have the model loaded. `asks` tells whether a request wants an answer at all.
+        have the model loaded. `asks` tells whether a request wants an answer at all, `prompts` how many
+        prompts it brings where there may be several.
         """
+        self._prompts = prompts
         self._gives: Gives | None = "numbers" if encodes else "text" if answers else None
         self._asks = asks
         fields = frozenset(type.__struct_fields__)
@@ -57,11 +61,20 @@ class Border(Generic[T]):
         raw = flattened(await read_object(http, context.config.max_body))
         wire = convert(raw, self._type)
         refuse(raw, self._refused)
+        if self._prompts is not None:
+            self._count(http, self._prompts(wire))
         name: str | None = getattr(wire, "model", None)
         loads = self._loads if isinstance(self._loads, bool) else self._loads(wire)
         gives = self._gives if self._asks(wire) else None
         model = await leased(http, name, loads=loads, ttl=kept_for(wire), gives=gives)
         return Asked(wire, raw, model, unknown(raw, self._known))
+
+    def _count(self, http: HttpRequest, count: PromptCount) -> None:
+        """Refuse too many prompts, and charge the caller's requests, before a model is loaded for them."""
+        check_count(count)
+        admit: Callable[[int, str], None] | None = http.scope["state"].get("admit_prompts")
+        if admit is not None:
+            admit(count.prompts, count.param)
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from millrace.api.stripped import note
 from millrace.serving import handing
 from millrace.serving.group import Group
 from millrace.serving.handing import Origin
-from millrace.serving.model import Running, ServedModel
+from millrace.serving.model import ServedModel
 from millrace.serving.request import Request
+from millrace.serving.running import Running
 
 
 def run(http: HttpRequest, model: ServedModel, request: Request) -> Running:
@@ -20,11 +21,11 @@ def run(http: HttpRequest, model: ServedModel, request: Request) -> Running:
     return handing.run(model, request, _origin(http))
 
 
-def run_group(http: HttpRequest, model: ServedModel, requests: list[Request]) -> Group:
+async def run_group(http: HttpRequest, model: ServedModel, requests: list[Request]) -> Group:
     """Must be closed, however it ends."""
     for request in requests:
         note(http.scope, request.stripped)
-    return handing.run_group(model, requests, _origin(http))
+    return await handing.run_group(model, requests, _origin(http))
 
 
 def _origin(http: HttpRequest) -> Origin:

@@ -19,9 +19,10 @@ from millrace.api.openai.schema import ChatRequest
 from millrace.api.openai.tools import offer_of
 from millrace.errors import BadRequest, MillraceError
 from millrace.protocol import Sampling
-from millrace.serving.model import Running, ServedModel
+from millrace.serving.model import ServedModel
 from millrace.serving.pictures import prepared
 from millrace.serving.request import Request
+from millrace.serving.running import Running
 from millrace.serving.warming import Talk, Warmed, WarmUpLine
 from millrace.text.conversation import Conversation
 

@@ -19,7 +19,9 @@ ApiKeyFile = Annotated[
 ]
 RateRequests = Annotated[
     int | None,
-    typer.Option(help="Requests per minute for each key, or each address without keys."),
+    typer.Option(
+        help="Requests per minute for each key, or each address without keys; each prompt of a list is one."
+    ),
 ]
 RateTokens = Annotated[
     int | None, typer.Option(help="Tokens per minute, prompt and answer, in the same way.")

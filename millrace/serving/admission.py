@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from millrace.errors import Overloaded
@@ -16,9 +18,32 @@ class Admission:
     mean_seconds: float = 1.0
     """How long requests take from arrival to end, lately."""
 
+    reserved: int = 0
+    """Answers that were admitted and whose requests have not all come yet."""
+
+    @contextlib.contextmanager
+    def reserve(self, answers: int) -> Iterator[Callable[[int], None]]:
+        """Keep places for answers whose requests come one after the other; told of each that came."""
+        left = answers
+        self.reserved += answers
+
+        def came(count: int) -> None:
+            nonlocal left
+            left -= count
+            self.reserved -= count
+
+        try:
+            yield came
+        finally:
+            self.reserved -= left
+
     def check(self, present: int, wanted: int) -> None:
-        """Raise Overloaded if `wanted` more answers beside the `present` ones are too many."""
+        """Raise Overloaded if `wanted` more answers beside the `present` ones are too many.
+
+        One request is served by itself, however many answers it asks for (see batches.py for the bound).
+        """
         room = self.max_running + self.max_queue
+        present += self.reserved
         if present and present + wanted > room:
             raise Overloaded(
                 f"The server is busy: {present} answers are running or waiting, and it takes "

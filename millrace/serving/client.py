@@ -10,7 +10,8 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 
 import msgspec
 
@@ -45,6 +46,7 @@ from millrace.protocol import (
 from millrace.protocol.prefixes import CacheChanged, CacheReport
 from millrace.protocol.specprefill import Scoring, Selected
 from millrace.serving.active import Active, Outcome
+from millrace.serving.active_requests import ActiveRequests
 from millrace.serving.adapters import AdapterDesk, AdapterList
 from millrace.serving.admission import Admission
 from millrace.serving.connection import Connection, EngineGone
@@ -54,6 +56,7 @@ from millrace.serving.keeper import Keeper, State
 from millrace.serving.metrics import ModelMetrics
 from millrace.serving.queries import CacheQueries, not_ready, patiently
 from millrace.serving.ranks.group import RankGroup
+from millrace.serving.slices import in_slices
 from millrace.serving.supplying import PictureSupply
 from millrace.serving.suspicion import Suspicion
 
@@ -88,7 +91,7 @@ class EngineClient:
         self.queries = CacheQueries(self._keeper.send)
         self._supply = PictureSupply(self._keeper.send_encoded, lambda: self.ready, self._failed)
         self._numbers = itertools.count(1)
-        self.in_flight: dict[int, Active] = {}
+        self.in_flight = ActiveRequests()
         self.group: RankGroup | None = None
         self.when_idle: Callable[[], None] = lambda: None
         """Called when the last request has left."""
@@ -161,6 +164,11 @@ class EngineClient:
             raise self.failure or EngineUnavailable("The engine has stopped.")
         self._admission.check(sum(r.answers for r in self.in_flight.values()), answers)
 
+    def expect(self, answers: int) -> AbstractContextManager[Callable[[int], None]]:
+        """The same for requests that come one after the other: their places are kept meanwhile."""
+        self.admit(answers)
+        return self._admission.reserve(answers)
+
     def submit(
         self, id: str, request: Submit, *, endpoint: str = "", timeout: float | None = None
     ) -> InFlight:
@@ -180,7 +188,7 @@ class EngineClient:
         return active
 
     def _number(self, id: str, request: Submit | Encode) -> None:
-        if self.knows(id) or any(r.id == id.partition("#")[0] for r in self.in_flight.values()):
+        if self.in_flight.is_taken(id):
             raise BadRequest(f"A request with the id '{id}' is running.", param="id")
         request.id = next(self._numbers)
         try:
@@ -189,12 +197,12 @@ class EngineClient:
             raise BadRequest(f"The request cannot be passed on to the engine: {error}.") from error
 
     def _enter(self, active: Active, timeout: float | None) -> None:
-        self.in_flight[active.number] = active
+        self.in_flight.add(active)
         self.metrics.arrived(active)
         if timeout is not None:
             loop = asyncio.get_running_loop()
             active.timer = loop.call_later(timeout, self._expire, active, timeout)
-        self._hand_over()
+        self._hand(active.number)
         self._count_queue()
 
     def finish_choice(self, active: InFlight, choice: int) -> None:
@@ -206,14 +214,20 @@ class EngineClient:
 
     def knows(self, id: str) -> bool:
         """Whether a request, or a part of a group, with this id is running."""
-        return any(id in (r.id, r.id.partition("#")[0]) for r in self.in_flight.values())
+        return bool(self.in_flight.named(id))
 
     def cancel(self, id: str) -> int:
         """End a request, or all parts of a group, with an error event; returns how many there were."""
-        found = [r for r in self.in_flight.values() if id in (r.id, r.id.partition("#")[0])]
-        for active in found:
-            self._end(active, "cancelled", Cancelled("The request was cancelled."))
+        return self.cancel_all(self.in_flight.named(id))
+
+    def cancel_all(self, found: Collection[Active]) -> int:
+        """The same for any requests that are in flight."""
+        in_slices(found, self._cancel)
         return len(found)
+
+    def _cancel(self, active: Active) -> None:
+        if self.in_flight.get(active.number) is active:
+            self._end(active, "cancelled", Cancelled("The request was cancelled."))
 
     async def cache(self, *, clear: bool = False) -> CacheReport:
         """What the engine's prefix cache holds, after dropping it all if `clear` says so."""
@@ -237,11 +251,11 @@ class EngineClient:
 
     def _end(self, active: Active, outcome: Outcome, error: MillraceError | None) -> None:
         """Let go of a request: here, in the engine, and in the books."""
-        del self.in_flight[active.number]
+        self.in_flight.remove(active)
         active.outcome = outcome
         if error is not None:
             active.fail(error)
-        self._suspicion.ended(active.number)
+        others_may = self._suspicion.ended(active.number)
         if outcome not in ("ok", "error") and active.running:
             self._keeper.send(Abort(active.number))
         active.open.clear()
@@ -254,27 +268,31 @@ class EngineClient:
         told = {"model": self.metrics.model} | active.summary(seconds)
         log.info("request ended", extra={"fields": told})
         self.adapters.tidy()
-        self._hand_over()
+        if others_may:
+            self._hand_over()
 
     def _count_queue(self) -> None:
-        self.metrics.queue(sum(r.first_token is None for r in self.in_flight.values()))
+        self.metrics.queue(self.in_flight.unanswered)
         if not self.in_flight:
             self.metrics.idle()
             self.when_idle()
 
     def _hand_over(self) -> None:
         """Give the engine all requests it may have now."""
-        if self.state is not State.READY:
+        if self.state is State.READY:
+            in_slices(self._suspicion.order(self.in_flight.unsent), self._hand)
+
+    def _hand(self, number: int) -> None:
+        """Give the engine a request, if it may have it now."""
+        active = self.in_flight.get(number)
+        if active is None or active.running or not active.open or self.state is not State.READY:
             return
-        for number in self._suspicion.order(self.in_flight):
-            active = self.in_flight.get(number)
-            if active is None or active.running or not active.open:
-                continue
-            if self.adapters.may_run(active.adapter) and self._suspicion.may_run(number):
-                try:
-                    self._keeper.send(active.begin(self._suspicion.behind(number)))
-                except Exception as error:
-                    self._failed(active, error)
+        if self.adapters.may_run(active.adapter) and self._suspicion.may_run(number):
+            self.in_flight.sent(active)
+            try:
+                self._keeper.send(active.begin(self._suspicion.behind(number)))
+            except Exception as error:
+                self._failed(active, error)
 
     def _settle(self, active: Active) -> None:
         if not active.open and self.in_flight.get(active.number) is active:
@@ -296,6 +314,7 @@ class EngineClient:
         lost = self.adapters.engine_gone()
         self.metrics.restarted()
         running = {r.number: r for r in self.in_flight.values() if r.running}
+        self.in_flight.engine_gone()
         milestones = {number: active.milestone for number, active in running.items()}
         for active in running.values():
             active.running = False
@@ -377,6 +396,7 @@ class EngineClient:
                 first = active.first_token is None
                 self.metrics.prefilled(active.take(part))
                 if first:
+                    self.in_flight.answered(active)
                     self.metrics.began(active)
                     self._count_queue()
                 self._settle(active)
@@ -387,6 +407,7 @@ class EngineClient:
         first, before = active.first_token is None, active.last_token
         active.take(row)
         if first:
+            self.in_flight.answered(active)
             self.metrics.first_token(active)
             self._count_queue()
         self.metrics.token(None if first else active.last_token - before, len(row.tokens))

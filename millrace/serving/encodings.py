@@ -20,10 +20,6 @@ from millrace.serving.workers import TextDesk
 from millrace.text.inputs import DEFAULT_INSTRUCTION, Cut, Inputs, PairsTask, TextsTask, packed
 from millrace.text.tokenizer import Tokenizer
 
-MOST_INPUTS = 2048
-"""Texts of one request, as OpenAI has it."""
-MOST_DOCUMENTS = 10_000
-"""The same where a protocol's own servers take more: Cohere's rerank, Ollama's embeddings."""
 MOST_WAITING = 4 << 20
 """Tokens of all requests that may wait: what is held for them is bounded by it."""
 _QUERY = ("query", "search_query", "retrieval.query", "s2p_query", "web_search_query")

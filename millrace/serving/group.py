@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
+from itertools import accumulate
 
 import msgspec
 
 from millrace.errors import Cancelled
-from millrace.serving.model import Running
-from millrace.text.deltas import Delta, Event, PromptScores, Usage
-
-_AHEAD = 64
-"""Events that are read ahead of a client; what comes then waits, put together, at its source."""
-_Queue = asyncio.Queue[tuple[int, Event | Exception | None]]
+from millrace.serving.arrivals import Arrivals
+from millrace.serving.running import Running
+from millrace.serving.slices import Pace, in_slices
+from millrace.text.deltas import Delta, Event, Idle, PromptScores, Usage
 
 
 class Group:
@@ -21,25 +19,25 @@ class Group:
 
     def __init__(self, members: Sequence[Running]) -> None:
         self.members = members
+        self.firsts = firsts([m.n for m in members])
+        """The number that each member's first choice has among all choices."""
 
     @property
     def n(self) -> int:
         return sum(m.n for m in self.members)
 
     def close(self) -> None:
-        for member in self.members:
-            member.close()
+        in_slices(self.members, Running.close)
 
     async def events(self) -> AsyncIterator[Event]:
         """As of one request: choice k of member i is choice i·n + k, and the costs add up."""
         cost = Usage(0, 0)
-        firsts = [sum(m.n for m in self.members[:i]) for i in range(len(self.members))]
         async for number, event in self.numbered():
             match event:
                 case Delta(choice=choice):
-                    yield msgspec.structs.replace(event, choice=firsts[number] + choice)
+                    yield msgspec.structs.replace(event, choice=self.firsts[number] + choice)
                 case PromptScores(items=items):
-                    yield PromptScores(firsts[number], items)
+                    yield PromptScores(self.firsts[number], items)
                 case Usage():
                     both = zip(
                         msgspec.structs.astuple(cost), msgspec.structs.astuple(event), strict=True
@@ -53,34 +51,26 @@ class Group:
 
     async def numbered(self) -> AsyncIterator[tuple[int, Event | Cancelled]]:
         """Each event with its member's number; a cancellation is the last event of its member."""
-        if len(self.members) == 1:
+        arrivals = Arrivals([m.source for m in self.members])
+        left = set(range(len(self.members)))
+        pace = Pace()
+        while left:
+            number = await arrivals.next()
+            if number is None:
+                yield 0, Idle()
+                continue
+            member = self.members[number]
             try:
-                async for event in self.members[0].events():
-                    yield 0, event
+                for event in member.unread():
+                    yield number, event
             except Cancelled as cancelled:
-                yield 0, cancelled
-            return
-        queue: _Queue = asyncio.Queue(_AHEAD)
-        tasks = [asyncio.create_task(_forward(i, m, queue)) for i, m in enumerate(self.members)]
-        left = len(tasks)
-        try:
-            while left:
-                number, item = await queue.get()
-                if item is None:
-                    left -= 1
-                elif isinstance(item, Cancelled) or not isinstance(item, Exception):
-                    yield number, item
-                else:
-                    raise item
-        finally:
-            for task in tasks:
-                task.cancel()
+                left.discard(number)
+                yield number, cancelled
+            if member.is_over:
+                left.discard(number)
+            await pace.rest()
 
 
-async def _forward(number: int, member: Running, queue: _Queue) -> None:
-    try:
-        async for event in member.events():
-            await queue.put((number, event))
-    except Exception as error:
-        await queue.put((number, error))
-    await queue.put((number, None))
+def firsts(counts: Sequence[int]) -> list[int]:
+    """Where each part begins in a list of all parts' entries."""
+    return [0, *accumulate(counts)][: len(counts)]

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from millrace.serving.group import Group
-from millrace.serving.model import Running, ServedModel
+from millrace.serving.model import ServedModel
 from millrace.serving.request import Request
+from millrace.serving.running import Running
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,9 @@ def run(model: ServedModel, request: Request, origin: Origin) -> Running:
     return _counted(model.run(_marked(request, origin)), origin)
 
 
-def run_group(model: ServedModel, requests: list[Request], origin: Origin) -> Group:
+async def run_group(model: ServedModel, requests: list[Request], origin: Origin) -> Group:
     """Must be closed, however it ends."""
-    members = model.run_all([_marked(r, origin) for r in requests])
+    members = await model.run_all([_marked(r, origin) for r in requests])
     return Group([_counted(m, origin) for m in members])
 
 

@@ -1,13 +1,13 @@
-"""A request on its way: what it asked, what it has generated, and the queue its answer flows through.
+"""A request on its way: what it asked, what it has generated, and the queue its answer waits in.
 
 This is what a resume needs: prompt and generated tokens are all an engine must be told to go on.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -16,7 +16,6 @@ from millrace.errors import MillraceError
 from millrace.protocol import Choice, Prefilled, PromptLogprobs, RowTokens, Submit
 from millrace.protocol.specprefill import Scoring, Selected
 from millrace.serving.active import Active, Outcome, Phase
-from millrace.text.deltas import Idle
 
 __all__ = ["InFlight", "Outcome", "Phase"]
 
@@ -49,10 +48,13 @@ class InFlight(Active):
         self.chosen = 0.0
         """When it had."""
         self._scored = False
-        self._queue: asyncio.Queue[Item | MillraceError] = asyncio.Queue()
+        self._queue: deque[Item | MillraceError] = deque()
         self._last: dict[int, RowTokens] = {}
         """What was queued last for each choice."""
-        self._idle = idle
+        self.idle = idle
+        """Seconds without anything to read after which a reader is to be told so."""
+        self.on_arrival: Callable[[], None] = lambda: None
+        """Called when there is something to read, or nothing more to come."""
 
     @property
     def adapter(self) -> int:
@@ -140,36 +142,37 @@ class InFlight(Active):
         if row.finish is not None:
             self.finish = row.finish
             self.open.discard(row.choice)
-        if self._queue.qsize() >= MOST_QUEUED and (last := self._last.get(row.choice)):
+        if len(self._queue) >= MOST_QUEUED and (last := self._last.get(row.choice)):
             # Nobody reads: what comes is added to what waits, so that only tokens are kept.
             last.tokens += row.tokens
             last.logprobs += row.logprobs
             last.finish = row.finish
             return
         self._last[row.choice] = row
-        self._queue.put_nowait(row)
+        self._put(row)
 
     def scores(self, prompt: PromptLogprobs) -> None:
         if not self._scored:
             self._scored = True
-            self._queue.put_nowait(prompt)
+            self._put(prompt)
 
     def fail(self, error: MillraceError) -> None:
         self.open.clear()
-        self._queue.put_nowait(error)
+        self._put(error)
 
-    async def items(self) -> AsyncIterator[Item | Idle]:
-        """The answer as it is made, until every choice is finished; raises what went wrong."""
-        while self.open or not self._queue.empty():
-            try:
-                item = self._queue.get_nowait()
-            except asyncio.QueueEmpty:
-                try:
-                    async with asyncio.timeout(self._idle):
-                        item = await self._queue.get()
-                except TimeoutError:
-                    yield Idle()
-                    continue
+    def _put(self, item: Item | MillraceError) -> None:
+        self._queue.append(item)
+        self.on_arrival()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every choice is finished, and all of it was read."""
+        return not self.open and not self._queue
+
+    def unread(self) -> Iterator[Item]:
+        """What has come and was not read yet; raises what went wrong."""
+        while self._queue:
+            item = self._queue.popleft()
             if isinstance(item, MillraceError):
                 raise item
             if isinstance(item, RowTokens) and self._last.get(item.choice) is item:

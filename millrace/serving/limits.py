@@ -1,7 +1,8 @@
 """Rate limits: how many requests and tokens a caller may use per minute.
 
-Pure, with the clock handed in. A bucket holds a minute's worth and fills evenly; tokens are charged
-when an answer has ended, so a bucket may be overdrawn, and its owner waits until it is not.
+Pure, with the clock handed in. A bucket holds a minute's worth and fills evenly. Each prompt of a request
+counts as a request, before any work is done for it. Tokens are charged when an answer has ended, so that
+bucket may be overdrawn, and its owner waits until it is not.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from millrace.errors import RateLimited
+from millrace.errors import BadRequest, RateLimited
 
 Kind = Literal["requests", "tokens"]
 _MINUTE = 60.0
@@ -86,14 +87,39 @@ class RateLimits:
             return
         waits = {kind: bucket.wait(1.0, now) for kind, bucket in buckets.items()}
         kind = max(waits, key=waits.__getitem__)
-        if (wait := waits[kind]) > _BLINK:
-            raise RateLimited(
-                f"The limit of {self._limits[kind]} {kind} per minute is used up "
-                f"(--rate-{kind}). Try again in {math.ceil(wait)} s.",
-                retry_after=wait,
-            )
+        if waits[kind] > _BLINK:
+            raise self._used_up(kind, waits[kind])
         if "requests" in buckets:
             buckets["requests"].take(1.0, now)
+
+    def admit_prompts(self, caller: str, prompts: int, param: str) -> None:
+        """Count the further prompts of a request that was admitted as one; raises as `admit` does.
+
+        More than the limit of a minute are never granted at once: that is an error, and no wait ends it.
+        """
+        now = self._clock()
+        bucket = self._of(caller, now).get("requests")
+        if bucket is None or prompts <= 1:
+            return
+        if prompts > bucket.limit:
+            raise BadRequest(
+                f"The request has {prompts} prompts, each of which counts as a request, and the limit "
+                f"is {bucket.limit} requests per minute (--rate-requests). Send at most "
+                f"{bucket.limit} prompts at a time.",
+                param=param,
+            )
+        if (wait := bucket.wait(prompts - 1.0, now)) > _BLINK:
+            bucket.take(-1.0, now)
+            raise self._used_up("requests", wait, prompts)
+        bucket.take(prompts - 1.0, now)
+
+    def _used_up(self, kind: Kind, wait: float, prompts: int = 1) -> RateLimited:
+        wanted = f", and this request has {prompts} prompts" if prompts > 1 else ""
+        return RateLimited(
+            f"The limit of {self._limits[kind]} {kind} per minute is used up "
+            f"(--rate-{kind}){wanted}. Try again in {math.ceil(wait)} s.",
+            retry_after=wait,
+        )
 
     def charge(self, caller: str, tokens: int) -> None:
         now = self._clock()

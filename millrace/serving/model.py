@@ -7,7 +7,7 @@ import copy
 import functools
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,18 +18,18 @@ from millrace.errors import BadRequest, ContextLengthExceeded
 from millrace.models.encoders import Encoder
 from millrace.models.files import read_json
 from millrace.models.window import read_config
-from millrace.protocol import Choice, PromptLogprobs, RowTokens, Submit
+from millrace.protocol import Choice, Submit
 from millrace.serving.adapters import ServedAdapter
 from millrace.serving.client import EngineClient
 from millrace.serving.encodings import Encodings
 from millrace.serving.giving import Gives, check_gives
-from millrace.serving.in_flight import InFlight, Phase
 from millrace.serving.pictures import ModelPictures
 from millrace.serving.request import Request, SamplingRanges, fit, in_range
+from millrace.serving.running import Running
+from millrace.serving.slices import Pace, in_slices
 from millrace.serving.specprefill import sparse_of
 from millrace.serving.workers import TextDesk
 from millrace.text.conversation import Conversation
-from millrace.text.deltas import Delta, Event, Idle, PromptScores, TextFinish, Usage
 from millrace.text.fim import Infill, infill_of
 from millrace.text.grammar import Demand
 from millrace.text.pipeline import ChoicePipeline
@@ -229,21 +229,29 @@ class ServedModel:
 
     def run(self, request: Request) -> Running:
         """Hand the request to the engine; raises at once what is wrong with it."""
-        return self.run_all([request])[0]
-
-    def run_all(self, requests: Sequence[Request]) -> list[Running]:
-        """Several requests, admitted all or none; raises at once what is wrong with any."""
         self.need_text()
-        submits = [self._submit(r) for r in requests]
-        self.client.admit(sum(r.n for r in requests))
+        submit = self._submit(request)
+        self.client.admit(request.n)
+        return self._start(request, submit)
+
+    async def run_all(self, requests: Sequence[Request]) -> list[Running]:
+        """Several requests, admitted all or none; raises what is wrong with any before one runs."""
+        self.need_text()
+        pace = Pace()
+        submits: list[Submit] = []
+        for request in requests:
+            submits.append(self._submit(request))
+            await pace.rest()
         started: list[Running] = []
-        try:
-            for request, submit in zip(requests, submits, strict=True):
-                started.append(self._start(request, submit))
-        except BaseException:
-            for running in started:
-                running.close()
-            raise
+        with self.client.expect(sum(r.n for r in requests)) as came:
+            try:
+                for request, submit in zip(requests, submits, strict=True):
+                    started.append(self._start(request, submit))
+                    came(request.n)
+                    await pace.rest()
+            except BaseException:
+                in_slices(started, Running.close)
+                raise
         return started
 
     @property
@@ -286,13 +294,14 @@ class ServedModel:
             thinking=request.thinking,
             cache_salt=request.cache_salt,
             boundaries=request.boundaries,
-            adapter=self.client.adapters.slot_of(request.adapter or self.adapter),
             media=request.media,
             sparse=sparse_of(request, self._specprefill),
             caller=current_caller.get(),
         )
 
     def _start(self, request: Request, submit: Submit) -> Running:
+        # Not before: a slot that no request in flight needs may be given to another adapter.
+        submit.adapter = self.client.adapters.slot_of(request.adapter or self.adapter)
         active = self.client.submit(
             request.id, submit, endpoint=request.endpoint, timeout=request.timeout
         )
@@ -321,83 +330,3 @@ class ServedModel:
             min_tokens=request.sampling.min_tokens,
             skip_special=request.skip_special_tokens,
         )
-
-
-class Running:
-    """A request under way. Whoever holds it must close it, however it ends."""
-
-    def __init__(
-        self,
-        client: EngineClient,
-        active: InFlight,
-        pipelines: list[ChoicePipeline],
-        only_prompt: bool = False,
-    ) -> None:
-        self._only_prompt = only_prompt
-        self._client = client
-        self._active = active
-        self._pipelines = pipelines
-        self._report: Callable[[Usage], None] | None = None
-
-    def on_end(self, report: Callable[[Usage], None]) -> None:
-        """`report` receives once what the request has cost, however it ends."""
-        self._report = report
-
-    @property
-    def n(self) -> int:
-        return len(self._pipelines)
-
-    @property
-    def phase(self) -> Phase:
-        return self._active.phase
-
-    @property
-    def first_token(self) -> float | None:
-        """When the first token came, on the monotonic clock."""
-        return self._active.first_token
-
-    @property
-    def last_token(self) -> float:
-        return self._active.last_token
-
-    @property
-    def usage(self) -> Usage:
-        """What it has cost so far."""
-        return Usage(
-            prompt=len(self._active.submit.prompt),
-            completion=0 if self._only_prompt else sum(p.tokens for p in self._pipelines),
-            cached=self._active.cached,
-            written=self._active.written,
-            reasoning=sum(p.reasoning_tokens for p in self._pipelines),
-        )
-
-    def close(self) -> None:
-        self._active.close()
-        self._tell()
-
-    def _tell(self) -> None:
-        report, self._report = self._report, None
-        if report is not None:
-            report(self.usage)
-
-    async def events(self) -> AsyncIterator[Event]:
-        active = self._active
-        async for item in active.items():
-            match item:
-                case RowTokens(choice=choice):
-                    pipeline = self._pipelines[choice]
-                    if pipeline.done:
-                        continue
-                    for piece, logprobs, tokens in pipeline.feed(item):
-                        if not self._only_prompt:
-                            yield Delta(choice, piece, logprobs, tokens)
-                        elif isinstance(piece, TextFinish):
-                            yield Delta(choice, TextFinish("length"))
-                    if pipeline.done and item.finish is None:
-                        self._client.finish_choice(active, choice)
-                case PromptLogprobs(items=items):
-                    yield PromptScores(0, items)
-                case Idle():
-                    yield item
-        self._tell()
-        yield self.usage

@@ -48,7 +48,8 @@ class Milestone(NamedTuple):
 
 @dataclass(eq=False)
 class _Group:
-    members: list[int]
+    members: dict[int, None]
+    """In the order in which they came; there may be thousands, and each is looked up for every token."""
     exclusive: bool = False
     """While it is tried, all others wait: it is about to be found guilty, and that must be certain."""
 
@@ -99,7 +100,7 @@ class Suspicion:
         was killed go last: who kills again and again meets somebody else each time, unless it is
         one of them that has it killed.
         """
-        trial = self._groups[0].members if self._groups else ()
+        trial = self._groups[0].members if self._groups else {}
         kills = {r: record.kills for r, record in self._records.items()}
         return sorted(requests, key=lambda r: (kills.get(r, 0), r not in trial))
 
@@ -155,9 +156,9 @@ class Suspicion:
         if trial is None or not again:
             self._part(suspects)
         elif len(again) > 1:
-            self._groups[:1] = [_Group(part) for part in self._halves(again)]
+            self._groups[:1] = [_Group(dict.fromkeys(part)) for part in self._halves(again)]
         else:
-            trial.members = again
+            trial.members = dict.fromkeys(again)
             alone = trial.exclusive or self._crashes(again[0]) + 1 < CRASHES_PER_REQUEST
             trial.exclusive = True
             if cause is Cause.CRASH and alone:
@@ -168,7 +169,7 @@ class Suspicion:
         """Those that have never got a token are the likelier ones: they are tried apart, and first."""
         fresh = [r for r in requests if not self._marks[r].tokens]
         if 0 < len(fresh) < len(requests):
-            return fresh, [r for r in requests if r not in fresh]
+            return fresh, [r for r in requests if self._marks[r].tokens]
         half = (len(requests) + 1) // 2
         return requests[:half], requests[half:]
 
@@ -191,13 +192,13 @@ class Suspicion:
         """Have some tried apart from the others, after all that are being tried already."""
         for request in requests:
             self._clear(request)
-        self._groups.append(_Group(list(requests)))
+        self._groups.append(_Group(dict.fromkeys(requests)))
 
     def _clear(self, request: int) -> bool:
         """Take a request out of its group; True if that lets others run."""
         for place, group in enumerate(self._groups):
             if request in group.members:
-                group.members.remove(request)
+                del group.members[request]
                 if not group.members:
                     del self._groups[place]
                     return place == 0

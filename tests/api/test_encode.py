@@ -201,10 +201,23 @@ def test_ollama_loads_and_lets_go_of_an_embedder(embedder: Server) -> None:
         assert told.status_code == 200 and told.json()["done_reason"] == "load"
 
 
-def test_ollama_takes_ten_thousand_texts(embedder: Server) -> None:
-    answer = embedder.post("/api/embed", {"model": "tiny", "input": ["a"] * 2500})
-    assert len(answer.json()["embeddings"]) == 2500
-    refused(embedder, "/api/embed", {"model": "tiny", "input": ["a"] * 10_001}, "10000")
+def test_every_list_of_inputs_has_the_same_bound(embedder: Server) -> None:
+    many = ["a"] * 2049
+    for path, body in {
+        "/api/embed": {"model": "tiny", "input": many},
+        "/embed": {"inputs": many},
+        "/pooling": {"input": many},
+        "/classify": {"input": many},
+        "/v1/rerank": {"query": "a", "documents": many},
+        "/rerank": {"query": "a", "texts": many},
+        "/score": {"text_1": "a", "text_2": many},
+        "/v1/score": {"queries": many, "documents": many},
+        "/tokenize": {"prompt": many},
+        "/v1/detokenize": {"tokens": [[1]] * 2049},
+        "/generate": {"text": many},
+        "/v1/completions": {"prompt": many},
+    }.items():
+        refused(embedder, path, body, "2049", "2048")
 
 
 def test_text_and_numbers_are_told_apart(embedder: Server, server: Server) -> None:

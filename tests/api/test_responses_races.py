@@ -19,7 +19,7 @@ from millrace.api.responses.plan import ResponsePlan
 from millrace.api.responses.reader import StoredConversation
 from millrace.api.responses.store import Store, conversation_object
 from millrace.errors import NotFound
-from millrace.serving.model import Running
+from millrace.serving.running import Running
 
 
 def _asked(store: Store, body: object = None, query: bytes = b"") -> Request:

@@ -210,7 +210,7 @@ def test_a_message_that_cannot_be_handled_costs_its_own_request() -> None:
         stage.say(Step(rows))
         await stage.heard()
         with pytest.raises(RequestFailed):
-            _ = [item async for item in bad.items()]
+            _ = list(bad.unread())
         assert good.generated == {0: [6]}
         assert list(stage.client.in_flight.values()) == [good]
         stage.say(Garbled(Step(rows[1:]), [good.number + 7]))
@@ -241,7 +241,7 @@ def test_what_kills_engines_ends_and_says_why() -> None:
             stage.say(READY)
             await stage.until(lambda: stage.engines[-1].sent)
         with pytest.raises(EngineUnavailable, match="died 2 times"):
-            _ = [item async for item in bad.items()]
+            _ = list(bad.unread())
         assert list(stage.client.in_flight.values()) == [good]
 
     play(scene)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 from millrace.protocol import Choice, PromptLogprobs, RowTokens, Submit, TokenLogprob
-from millrace.serving.in_flight import MOST_QUEUED, InFlight
+from millrace.serving.arrivals import Arrivals
+from millrace.serving.in_flight import MOST_QUEUED, InFlight, Item
 
 STEPS = 5000
 
@@ -20,8 +22,16 @@ def step(choice: int, token: int) -> RowTokens:
     return RowTokens(1, choice, [token], finish, [TokenLogprob(token, -1.0)])
 
 
+async def items(request: InFlight) -> AsyncIterator[Item]:
+    arrivals = Arrivals([request])
+    while not request.is_over:
+        await arrivals.next()
+        for item in request.unread():
+            yield item
+
+
 async def read(request: InFlight) -> list[RowTokens]:
-    return [i async for i in request.items() if isinstance(i, RowTokens)]
+    return [i async for i in items(request) if isinstance(i, RowTokens)]
 
 
 def test_what_nobody_reads_is_put_together_and_whole() -> None:
@@ -31,7 +41,7 @@ def test_what_nobody_reads_is_put_together_and_whole() -> None:
         for token in range(STEPS):
             for choice in range(3):
                 request.take(step(choice, token))
-        assert request._queue.qsize() <= MOST_QUEUED + 3
+        assert len(request._queue) <= MOST_QUEUED + 3
         rows = await read(request)
         for choice in range(3):
             own = [row for row in rows if row.choice == choice]
@@ -60,14 +70,14 @@ def test_one_who_comes_back_goes_on_where_it_stopped() -> None:
     async def scene() -> None:
         request = made(1)
         found: list[int] = []
-        items = request.items()
+        unread = items(request)
         for token in range(STEPS):
             request.take(step(0, token))
             if token % 700 == 0:
-                item = await anext(items)
+                item = await anext(unread)
                 assert isinstance(item, RowTokens)
                 found += item.tokens
-        async for item in items:
+        async for item in unread:
             assert isinstance(item, RowTokens)
             found += item.tokens
         assert found == list(range(STEPS))

@@ -26,9 +26,9 @@ from millrace.api.prelude import Asked, Border
 from millrace.api.running import run
 from millrace.api.stripped import note
 from millrace.errors import BadRequest
-from millrace.serving.model import Running
 from millrace.serving.pictures import prepared
 from millrace.serving.request import Request
+from millrace.serving.running import Running
 from millrace.serving.wishes import fill, wishes_of
 from millrace.text.conversation import Conversation
 from millrace.text.tasks import PromptLength

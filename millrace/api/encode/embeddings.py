@@ -11,14 +11,29 @@ from starlette.responses import Response
 from millrace.api.answer import as_json
 from millrace.api.context import request_id
 from millrace.api.encode.answers import EmbeddingAnswer
-from millrace.api.encode.running import inputs_of, limit_of, loaded, run, spelled, way_of
+from millrace.api.encode.running import (
+    input_count,
+    inputs_of,
+    limit_of,
+    loaded,
+    run,
+    spelled,
+    way_of,
+)
 from millrace.api.encode.schema import ADVISORY, REFUSED, EmbeddingRequest, TeiEmbedRequest
 from millrace.api.openapi.describe import RUNS, describe
 from millrace.api.prelude import Border
+from millrace.serving.batches import PromptCount, prompts_in
 
 router = APIRouter()
-_EMBEDDINGS = Border(EmbeddingRequest, REFUSED, ADVISORY, encodes=True)
-_TEI = Border(TeiEmbedRequest, REFUSED, ADVISORY, encodes=True)
+_EMBEDDINGS = Border(EmbeddingRequest, REFUSED, ADVISORY, encodes=True, prompts=input_count)
+_TEI = Border(
+    TeiEmbedRequest,
+    REFUSED,
+    ADVISORY,
+    encodes=True,
+    prompts=lambda wire: PromptCount(prompts_in(wire.inputs), "inputs"),
+)
 
 
 @router.post("/v1/embeddings")

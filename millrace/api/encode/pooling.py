@@ -16,6 +16,7 @@ from millrace.api.context import request_id
 from millrace.api.encode.answers import ClassifyAnswer, PoolingAnswer
 from millrace.api.encode.running import (
     Found,
+    input_count,
     inputs_of,
     limit_of,
     loaded,
@@ -38,8 +39,8 @@ from millrace.serving.encodings import Encodings, numbers
 from millrace.text.inputs import Inputs
 
 router = APIRouter()
-_CLASSIFY = Border(ClassifyRequest, REFUSED, ADVISORY, encodes=True)
-_POOLING = Border(PoolingRequest, REFUSED, ADVISORY, encodes=True)
+_CLASSIFY = Border(ClassifyRequest, REFUSED, ADVISORY, encodes=True, prompts=input_count)
+_POOLING = Border(PoolingRequest, REFUSED, ADVISORY, encodes=True, prompts=input_count)
 _MOST_STATES = 256 << 20
 """Bytes of vectors, one per token, that one request may ask for."""
 

@@ -15,17 +15,35 @@ from starlette.responses import Response
 from millrace.api.answer import as_json
 from millrace.api.context import request_id
 from millrace.api.encode.answers import RerankAnswer, ScoreAnswer, TeiRank
-from millrace.api.encode.running import Found, counted, limit_of, loaded, run, way_of
+from millrace.api.encode.running import Found, limit_of, loaded, run, way_of
 from millrace.api.encode.schema import ADVISORY, REFUSED, EncodeCommon, RerankRequest, ScoreRequest
 from millrace.api.openapi.describe import RUNS, describe
 from millrace.api.prelude import Border
 from millrace.errors import BadRequest
-from millrace.serving.encodings import MOST_DOCUMENTS, Encodings
+from millrace.serving.batches import PromptCount, prompts_in
+from millrace.serving.encodings import Encodings
 from millrace.text.inputs import Cut, Inputs
 
 router = APIRouter()
-_RERANK = Border(RerankRequest, REFUSED, ADVISORY, encodes=True)
-_SCORE = Border(ScoreRequest, REFUSED, ADVISORY, encodes=True)
+
+
+def _documents(wire: RerankRequest) -> PromptCount:
+    if wire.documents is None:
+        return PromptCount(prompts_in(wire.texts), "texts")
+    return PromptCount(prompts_in(wire.documents), "documents")
+
+
+def _pairs(wire: ScoreRequest) -> PromptCount:
+    """As many as the longer side has: the other has as many, or one that goes with each."""
+    sides = {name: prompts_in(getattr(wire, name)) for names in _SIDES for name in names}
+    longest = max(sides, key=sides.__getitem__)
+    return PromptCount(sides[longest], longest)
+
+
+_SIDES = (("text_1", "queries"), ("text_2", "documents"))
+"""The two texts of a score, each under either name."""
+_RERANK = Border(RerankRequest, REFUSED, ADVISORY, encodes=True, prompts=_documents)
+_SCORE = Border(ScoreRequest, REFUSED, ADVISORY, encodes=True, prompts=_pairs)
 _ONLY_TEI = ("return_text", "raw_scores", "truncate", "truncation_direction")
 _NOT_TEI = ("top_n", "return_documents", "max_tokens_per_doc", "truncate_prompt_tokens")
 
@@ -103,7 +121,7 @@ def _texts(wire: RerankRequest) -> tuple[list[str], bool]:
     param = "texts" if is_tei else "documents"
     if not texts:
         raise BadRequest(f"'{param}' is an empty list.", param=param)
-    return counted(texts, param, MOST_DOCUMENTS), is_tei
+    return texts, is_tei
 
 
 async def _paired(
@@ -165,7 +183,7 @@ async def score(http: HttpRequest) -> Response:
 def _matched(wire: ScoreRequest) -> tuple[list[str], list[str]]:
     """One with one, one with each of many, or each with its own."""
     sides: list[list[str]] = []
-    for name, also in (("text_1", "queries"), ("text_2", "documents")):
+    for name, also in _SIDES:
         given, same = getattr(wire, name), getattr(wire, also)
         if (given is None) == (same is None):
             raise BadRequest(f"Give '{name}', or '{also}' in its place.", param=name)
@@ -173,7 +191,7 @@ def _matched(wire: ScoreRequest) -> tuple[list[str], list[str]]:
         texts = [value] if isinstance(value, str) else list(value)
         if not texts:
             raise BadRequest(f"'{name}' is an empty list.", param=name)
-        sides.append(counted(texts, name))
+        sides.append(texts)
     first, second = sides
     if len(first) == 1:
         first = first * len(second)

@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from starlette.requests import Request as HttpRequest
 
 from millrace.api.answer import whole
-from millrace.api.encode.schema import EncodeCommon, Way
+from millrace.api.encode.schema import EncodeCommon, InputFields, Way
 from millrace.errors import BadRequest
 from millrace.protocol import Encoded, EncodingKind
-from millrace.serving.encodings import MOST_INPUTS, Encodings, numbers, rows
+from millrace.serving.batches import PromptCount, is_token, prompts_in
+from millrace.serving.encodings import Encodings, numbers, rows
 from millrace.serving.model import ServedModel
 from millrace.text.inputs import Cut, Inputs
-
-T = TypeVar("T")
 
 
 class Found(msgspec.Struct):
@@ -63,39 +62,27 @@ async def run(
     return Found(await whole(http, running.found(), running.close), inputs.count)
 
 
-def items_of(
-    given: str | list[Any], param: str = "input", most: int = MOST_INPUTS
-) -> list[str] | list[list[int]]:
+def input_count(wire: InputFields) -> PromptCount:
+    return PromptCount(prompts_in(wire.input), "input")
+
+
+def items_of(given: str | list[Any], param: str = "input") -> list[str] | list[list[int]]:
     """A text, texts, a list of token ids, or a list of those, as a list."""
     if isinstance(given, str):
         return [given]
     if not given:
         raise BadRequest(f"'{param}' is an empty list.", param=param)
     if all(isinstance(item, str) for item in given):
-        return counted(given, param, most)
-    if all(_is_token(item) for item in given):
+        return given
+    if all(is_token(item) for item in given):
         return [given]
-    if all(isinstance(item, list) and all(map(_is_token, item)) for item in given):
-        return counted(given, param, most)
+    if all(isinstance(item, list) and all(map(is_token, item)) for item in given):
+        return given
     raise BadRequest(
         f"'{param}' must be a string, a list of strings, a list of token ids, or a list of lists of "
         "token ids.",
         param=param,
     )
-
-
-def counted(items: list[T], param: str, most: int = MOST_INPUTS) -> list[T]:
-    """The same items; raises that there are too many."""
-    if len(items) > most:
-        raise BadRequest(
-            f"'{param}' has {len(items)} items; the most in one request are {most}.",
-            param=param,
-        )
-    return items
-
-
-def _is_token(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def inputs_of(
@@ -107,10 +94,9 @@ def inputs_of(
     prompt: str = "",
     special: bool = True,
     param: str = "input",
-    most: int = MOST_INPUTS,
 ) -> Inputs:
     """Inputs as the engine takes them. Tokenises: not for the event loop."""
-    items = items_of(given, param, most)
+    items = items_of(given, param)
     if isinstance(items[0], str):
         texts = [item for item in items if isinstance(item, str)]
         return encodings.texts(

@@ -90,7 +90,7 @@ async def abort_request(http: HttpRequest) -> Response:
     wire = convert(await read_object(http, context.config.max_body), AbortRequest)
     clients = [m.client for m in context.registry.all()]
     if wire.abort_all:
-        found = [c.cancel(id) for c in clients for id in [r.id for r in c.in_flight.values()]]
+        found = [c.cancel_all(list(c.in_flight.values())) for c in clients]
         return as_json({"aborted": sum(found)})
     if not wire.rid:
         raise BadRequest("Give the 'rid' of the request, or abort_all: true.", param="rid")

@@ -9,7 +9,8 @@ from millrace.api.generate.request import PromptRequest
 from millrace.errors import Cancelled
 from millrace.protocol import TokenLogprob
 from millrace.serving.fold import FoldedAnswer
-from millrace.serving.model import Running, ServedModel
+from millrace.serving.model import ServedModel
+from millrace.serving.running import Running
 from millrace.text.deltas import Delta, Event, PromptScores, TextFinish
 
 Scored = list[Any]

@@ -15,6 +15,7 @@ from millrace.api.generate.schema import (
 )
 from millrace.errors import BadRequest
 from millrace.serving.adapters import ServedAdapter
+from millrace.serving.batches import PromptCount, prompts_in
 from millrace.serving.model import ServedModel
 from millrace.serving.pictures import RawPrompt
 from millrace.serving.request import Request, check_tokens
@@ -52,6 +53,17 @@ def check(raw: Mapping[str, Any]) -> list[str]:
         refuse(params, REFUSED_SAMPLING)
         names += [f"sampling_params.{n}" for n in unknown(params, KNOWN_SAMPLING)]
     return list(dict.fromkeys(names))
+
+
+def count_of(wire: GenerateRequest) -> PromptCount:
+    param = "input_ids" if wire.text is None else "text"
+    prompts = prompts_in(wire.text if wire.text is not None else wire.input_ids)
+    params = wire.sampling_params
+    if isinstance(params, list):  # one each: another number of them is refused when they are read
+        answers = sum((p.n if p.n is not None else 1) for p in params)
+    else:
+        answers = prompts * ((params.n if params else None) or 1)
+    return PromptCount(prompts, param, answers)
 
 
 def prompts_of(wire: GenerateRequest, model: ServedModel) -> tuple[list[list[int]], bool]:

@@ -19,6 +19,7 @@ from millrace.api.generate.outputs import Outputs
 from millrace.api.generate.request import (
     PromptRequest,
     check,
+    count_of,
     pictures_of,
     prompt_requests,
     prompts_of,
@@ -35,7 +36,7 @@ from millrace.text.deltas import Idle
 router = APIRouter()
 router.include_router(tokens.router)
 router.include_router(info.router)
-_BORDER = Border(GenerateRequest, REFUSED, ADVISORY)
+_BORDER = Border(GenerateRequest, REFUSED, ADVISORY, prompts=count_of)
 
 
 @router.post("/generate")
@@ -63,7 +64,7 @@ async def generate(http: HttpRequest) -> Response:
         ]
         ids, headers = _ids(http, wire, len(prompts), is_batch)
         questions = await asyncio.to_thread(prompt_requests, wire, model, prompts, ids)
-        batch = run_group(http, model, [q.request for q in questions])
+        batch = await run_group(http, model, [q.request for q in questions])
     answers = _Answers(model, batch, questions, bool(wire.return_text_in_logprobs), is_batch)
     headers |= ignored_header([*asked.ignored, *ignored])
     if wire.stream:
@@ -104,7 +105,6 @@ class _Answers:
             Outputs(a, r, model, texts) for a, r in zip(prompt_requests, batch.members, strict=True)
         ]
         self._listed = is_batch or self._outputs[0].n > 1
-        self._firsts = [sum(o.n for o in self._outputs[:i]) for i in range(len(self._outputs))]
 
     async def whole(self) -> Any:
         async for number, event in self._batch.numbered():
@@ -119,6 +119,6 @@ class _Answers:
             for choice in self._outputs[number].see(event):
                 chunk = self._outputs[number].tell(choice)
                 if self._listed:
-                    chunk["index"] = self._firsts[number] + choice
+                    chunk["index"] = self._batch.firsts[number] + choice
                 yield data(chunk)
         yield DONE

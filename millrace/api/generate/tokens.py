@@ -16,6 +16,7 @@ from millrace.api.openai.schema import OpenAIMessage
 from millrace.api.openapi.describe import READS, describe
 from millrace.api.prelude import Border, ignored_header
 from millrace.errors import BadRequest
+from millrace.serving.batches import PromptCount, prompts_in
 from millrace.serving.model import ServedModel
 from millrace.serving.pictures import prepared
 from millrace.serving.ranges import TokenId
@@ -56,8 +57,19 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
 }
-_TOKENIZING = Border(TokenizeRequest, _REFUSED, answers=False, loads=False)
-_DETOKENIZING = Border(DetokenizeRequest, answers=False, loads=False)
+_TOKENIZING = Border(
+    TokenizeRequest,
+    _REFUSED,
+    answers=False,
+    loads=False,
+    prompts=lambda wire: PromptCount(prompts_in(wire.prompt), "prompt"),
+)
+_DETOKENIZING = Border(
+    DetokenizeRequest,
+    answers=False,
+    loads=False,
+    prompts=lambda wire: PromptCount(prompts_in(wire.tokens), "tokens"),
+)
 
 
 @router.post("/v1/tokenize")

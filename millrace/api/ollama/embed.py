@@ -16,7 +16,7 @@ from millrace.api.context import request_id
 from millrace.api.encode.running import inputs_of, loaded, run, spelled
 from millrace.api.openapi.describe import RUNS, describe
 from millrace.api.prelude import Border
-from millrace.serving.encodings import MOST_DOCUMENTS
+from millrace.serving.batches import PromptCount, prompts_in
 from millrace.serving.ranges import Positive
 from millrace.text.inputs import Cut
 
@@ -41,7 +41,11 @@ class OllamaEmbeddingsRequest(msgspec.Struct, kw_only=True):
     options: dict[str, Any] | None = None
 
 
-_EMBED = Border(OllamaEmbedRequest, encodes=True)
+_EMBED = Border(
+    OllamaEmbedRequest,
+    encodes=True,
+    prompts=lambda wire: PromptCount(prompts_in(wire.input), "input"),
+)
 _EMBEDDINGS = Border(OllamaEmbeddingsRequest, encodes=True)
 
 
@@ -61,9 +65,7 @@ async def embed(http: HttpRequest) -> Response:
     if given:
         cut: Cut = "none" if wire.truncate is False else "right"
         prompt = encodings.prompt()
-        inputs = await asyncio.to_thread(
-            inputs_of, encodings, given, cut=cut, prompt=prompt, most=MOST_DOCUMENTS
-        )
+        inputs = await asyncio.to_thread(inputs_of, encodings, given, cut=cut, prompt=prompt)
         found = await run(http, encodings, id, inputs, normalize=True, dimensions=dimensions)
         body["embeddings"] = await spelled(found.encoded)
         body["prompt_eval_count"] = found.tokens

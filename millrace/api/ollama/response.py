@@ -8,7 +8,8 @@ from typing import Any
 
 from millrace.api.ollama.lines import BLANK, line, now
 from millrace.api.ollama.parts import OllamaPart, OllamaReader, Shape
-from millrace.serving.model import Running, ServedModel
+from millrace.serving.model import ServedModel
+from millrace.serving.running import Running
 from millrace.text.deltas import Delta, Idle, Usage
 
 

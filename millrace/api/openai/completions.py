@@ -20,14 +20,21 @@ from millrace.api.openapi.describe import RUNS, SSE, describe
 from millrace.api.prelude import Border, in_words
 from millrace.api.running import run_group
 from millrace.errors import BadRequest, Unsupported
+from millrace.serving.batches import PromptCount, is_token, prompts_in
 from millrace.serving.forms import demanded
 from millrace.serving.model import ServedModel
 from millrace.serving.request import Request, check_tokens
 from millrace.serving.wishes import fill, wishes_of
 
 router = APIRouter()
-MOST_ANSWERS = 2048
-_BORDER = Border(CompletionRequest, advisory=ADVISORY)
+
+
+def _count(wire: CompletionRequest) -> PromptCount:
+    prompts = prompts_in(wire.prompt)
+    return PromptCount(prompts, "prompt", prompts * max(wire.n or 1, wire.best_of or 1))
+
+
+_BORDER = Border(CompletionRequest, advisory=ADVISORY, prompts=_count)
 _HERE = {"messages": "prompt"}
 """What the core calls a prompt, as this endpoint does."""
 
@@ -48,7 +55,7 @@ async def completions(http: HttpRequest) -> Response:
     id = request_id(http, "cmpl-")
     with in_words(_HERE):
         prompts, requests = await asyncio.to_thread(_requests, id, wire, model)
-        group = run_group(http, model, requests)
+        group = await run_group(http, model, requests)
     headers = asked.headers(id)
     chunks = CompletionChunks(id, model, wire, prompts)
     if wire.stream:
@@ -62,13 +69,6 @@ def _requests(
     id: str, wire: CompletionRequest, model: ServedModel
 ) -> tuple[list[list[int]], list[Request]]:
     """The prompts, and a request for each. Tokenises: not for the event loop."""
-    several = isinstance(wire.prompt, list) and not any(map(_is_token, wire.prompt[:1]))
-    answers = max(wire.n or 1, wire.best_of or 1) * (len(wire.prompt) if several else 1)
-    if answers > MOST_ANSWERS:
-        raise BadRequest(
-            f"The request asks for {answers} answers; the most in one request are {MOST_ANSWERS}.",
-            param="prompt",
-        )
     prompts = prompts_of(wire.prompt, model)
     if wire.suffix:
         prompts = _around(prompts, wire, model)
@@ -131,10 +131,10 @@ def prompts_of(prompt: str | list[Any], model: ServedModel) -> list[list[int]]:
         raise BadRequest("The prompt is an empty list.", param="prompt")
     if all(isinstance(p, str) for p in prompt):
         return model.text_prompts(prompt)
-    if all(_is_token(p) for p in prompt):
+    if all(is_token(p) for p in prompt):
         check_tokens("prompt", prompt, model.width)
         return [prompt]
-    if all(isinstance(p, list) and p and all(map(_is_token, p)) for p in prompt):
+    if all(isinstance(p, list) and p and all(map(is_token, p)) for p in prompt):
         for ids in prompt:
             check_tokens("prompt", ids, model.width)
         return prompt
@@ -143,7 +143,3 @@ def prompts_of(prompt: str | list[Any], model: ServedModel) -> list[list[int]]:
         "of token ids.",
         param="prompt",
     )
-
-
-def _is_token(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

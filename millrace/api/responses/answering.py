@@ -10,7 +10,7 @@ from millrace.api.answer import KEEP_ALIVE, one_line
 from millrace.api.responses.machine import Machine
 from millrace.api.responses.parts import Wire
 from millrace.errors import MillraceError, RequestFailed
-from millrace.serving.model import Running
+from millrace.serving.running import Running
 from millrace.text.deltas import Idle
 
 log = logging.getLogger("millrace.api")

@@ -23,7 +23,7 @@ from millrace.api.responses.schema import LABELS, REFUSED, ResponsesRequest
 from millrace.api.responses.store import Store
 from millrace.api.running import run
 from millrace.errors import MillraceError
-from millrace.serving.model import Running
+from millrace.serving.running import Running
 
 router = APIRouter()
 _BORDER = Border(ResponsesRequest, REFUSED, LABELS)

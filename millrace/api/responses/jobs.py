@@ -16,7 +16,7 @@ from millrace.api.responses.answering import Answering, encode
 from millrace.api.responses.parts import Wire
 from millrace.api.responses.plan import ResponsePlan
 from millrace.api.responses.store import Store
-from millrace.serving.model import Running
+from millrace.serving.running import Running
 
 
 class BackgroundJob:

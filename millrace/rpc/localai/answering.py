@@ -11,7 +11,7 @@ import msgspec
 from millrace.protocol import TokenLogprob
 from millrace.rpc.localai import wire
 from millrace.serving.fold import fold
-from millrace.serving.model import Running
+from millrace.serving.running import Running
 from millrace.text.deltas import (
     Content,
     Delta,

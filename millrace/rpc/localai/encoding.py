@@ -11,7 +11,8 @@ from millrace.errors import BadRequest, Unsupported
 from millrace.protocol import Encoded, EncodingKind
 from millrace.rpc.localai import wire
 from millrace.rpc.localai.asking import refuse_media
-from millrace.serving.encodings import MOST_INPUTS, Encodings, numbers
+from millrace.serving.batches import PromptCount, check_count
+from millrace.serving.encodings import Encodings, numbers
 from millrace.serving.handing import Origin
 from millrace.serving.model import ServedModel
 from millrace.text.inputs import Inputs
@@ -49,11 +50,7 @@ async def rerank(message: Any, model: ServedModel, origin: Origin) -> Any:
     documents = list(message.documents)
     if not documents:
         raise BadRequest("'documents' is an empty list.", param="documents")
-    if len(documents) > MOST_INPUTS:
-        raise BadRequest(
-            f"'documents' has {len(documents)} items; the most in one call are {MOST_INPUTS}.",
-            param="documents",
-        )
+    check_count(PromptCount(len(documents), "documents"))
     if message.top_n < 0:
         raise BadRequest("'top_n' is negative.", param="top_n")
     queries = [message.query] * len(documents)

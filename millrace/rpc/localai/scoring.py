@@ -10,18 +10,16 @@ from typing import Any
 from millrace.errors import BadRequest
 from millrace.protocol import TokenLogprob
 from millrace.rpc.localai import wire
+from millrace.serving.batches import PromptCount, check_count
 from millrace.serving.handing import Origin, run_group
 from millrace.serving.model import ServedModel
 from millrace.serving.request import Request
 from millrace.text.deltas import PromptScores
 
-_MOST = 128
-"""Candidates of one call: as many answers as one request may have elsewhere."""
-
 
 async def score(message: Any, model: ServedModel, origin: Origin) -> Any:
     requests, begins = await asyncio.to_thread(_requests, message, model)
-    group = run_group(model, requests, origin)
+    group = await run_group(model, requests, origin)
     found: dict[int, list[TokenLogprob]] = {}
     try:
         async for event in group.events():
@@ -54,10 +52,7 @@ def _requests(message: Any, model: ServedModel) -> tuple[list[Request], list[int
     candidates = list(message.candidates)
     if not candidates:
         raise BadRequest("'candidates' is an empty list.", param="candidates")
-    if len(candidates) > _MOST:
-        raise BadRequest(
-            f"'candidates' has {len(candidates)} items; the most are {_MOST}.", param="candidates"
-        )
+    check_count(PromptCount(len(candidates), "candidates"))
     if message.stable_prefix_len < 0:
         raise BadRequest("'stable_prefix_len' is negative.", param="stable_prefix_len")
     model.need_text()

@@ -27,9 +27,10 @@ from millrace.rpc.localai.settings import Name
 from millrace.rpc.protofile import Method
 from millrace.serving.handing import Origin, run
 from millrace.serving.ignored import HEADER, in_a_header
-from millrace.serving.model import Running, ServedModel
+from millrace.serving.model import ServedModel
 from millrace.serving.pictures import prepared, words_in
 from millrace.serving.request import check_tokens
+from millrace.serving.running import Running
 from millrace.text.conversation import Conversation, ConversationTurn
 
 log = logging.getLogger("millrace.rpc")

@@ -13,8 +13,8 @@ from typing import Any
 
 from millrace.errors import Cancelled
 from millrace.protocol import TokenLogprob
-from millrace.serving.model import Running
 from millrace.serving.request import Request
+from millrace.serving.running import Running
 from millrace.text.deltas import Delta, PromptScores, TextFinish
 from millrace.text.tokenizer import Tokenizer
 

@@ -48,7 +48,7 @@ class _Engine(ABC):
 
     async def Abort(self, wire: Any, context: Any) -> Any:
         self._known(context, "Abort")
-        self._worker.abort(wire.request_ids)
+        await self._worker.abort(wire.request_ids)
         return self.pb.AbortResponse()
 
     async def HealthCheck(self, _wire: Any, _context: Any) -> Any:

@@ -33,6 +33,7 @@ from millrace.serving.limits import RateLimits
 from millrace.serving.metrics import Metrics
 from millrace.serving.model import ServedModel
 from millrace.serving.registry import Registry
+from millrace.serving.slices import Pace
 
 _LONGEST_WAIT = 3600.0
 _LOOK = 0.05
@@ -142,12 +143,13 @@ class Worker:
                 running.close()
             return numbers(found[0]), inputs.count
 
-    def abort(self, ids_: Sequence[str]) -> None:
-        named = set(ids_)
-        for model in self._registry.all():
-            for active in list(model.client.in_flight.values()):
-                if active.id in named or active.id.partition("#")[0] in named:
-                    model.client.cancel(active.id)
+    async def abort(self, ids_: Sequence[str]) -> None:
+        clients = [model.client for model in self._registry.all()]
+        pace = Pace()
+        for id in ids_:
+            for client in clients:
+                client.cancel(id)
+            await pace.rest()
 
     async def idle(self, seconds: float) -> int:
         """Wait so long for requests to end; returns how many are left."""

@@ -1,0 +1,85 @@
+"""The requests of one engine, and the questions that are asked about them for every token.
+
+Each is answered without looking at all requests: with thousands in flight, a look at all of them for each
+would be millions of looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from millrace.serving.active import Active
+
+
+class ActiveRequests(Mapping[int, Active]):
+    """By the engine's number, in the order of arrival."""
+
+    def __init__(self) -> None:
+        self._all: dict[int, Active] = {}
+        self._named: dict[str, dict[int, Active]] = {}
+        """By their ids, and parts of a group by the group's id as well."""
+        self._unsent: dict[int, Active] = {}
+        self._unanswered: set[int] = set()
+
+    def __getitem__(self, number: int) -> Active:
+        return self._all[number]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def add(self, active: Active) -> None:
+        self._all[active.number] = active
+        self._unsent[active.number] = active
+        self._unanswered.add(active.number)
+        for name in _names(active.id):
+            self._named.setdefault(name, {})[active.number] = active
+
+    def remove(self, active: Active) -> None:
+        del self._all[active.number]
+        self._unsent.pop(active.number, None)
+        self._unanswered.discard(active.number)
+        for name in _names(active.id):
+            own = self._named[name]
+            del own[active.number]
+            if not own:
+                del self._named[name]
+
+    def named(self, name: str) -> list[Active]:
+        """The request with this id, or all parts of the group with it."""
+        return list(self._named.get(name, {}).values())
+
+    def is_taken(self, id: str) -> bool:
+        """Whether a new request may not have this id; further parts of a group may."""
+        group = id.partition("#")[0]
+        # A request of an id and parts of a group of the same id are never both there: one tells which.
+        first = next(iter(self._named.get(group, {}).values()), None)
+        return id in self._named or (first is not None and first.id == group)
+
+    @property
+    def unsent(self) -> Mapping[int, Active]:
+        """Those that the engine has not been given."""
+        return self._unsent
+
+    @property
+    def unanswered(self) -> int:
+        """How many have no token yet."""
+        return len(self._unanswered)
+
+    def sent(self, active: Active) -> None:
+        """The engine has been given this one."""
+        self._unsent.pop(active.number, None)
+
+    def answered(self, active: Active) -> None:
+        """It has its first token."""
+        self._unanswered.discard(active.number)
+
+    def engine_gone(self) -> None:
+        """There is no engine that any of them was given."""
+        self._unsent = dict(self._all)
+
+
+def _names(id: str) -> set[str]:
+    return {id, id.partition("#")[0]}
