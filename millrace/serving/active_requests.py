@@ -68,6 +68,11 @@ class ActiveRequests(Mapping[int, Active]):
         """How many have no token yet."""
         return len(self._unanswered)
 
+    @property
+    def in_engine(self) -> int:
+        """How many the engine has been given."""
+        return len(self._all) - len(self._unsent)
+
     def sent(self, active: Active) -> None:
         """The engine has been given this one."""
         self._unsent.pop(active.number, None)

@@ -21,6 +21,10 @@ class Admission:
     reserved: int = 0
     """Answers that were admitted and whose requests have not all come yet."""
 
+    @property
+    def room(self) -> int:
+        return self.max_running + self.max_queue
+
     @contextlib.contextmanager
     def reserve(self, answers: int) -> Iterator[Callable[[int], None]]:
         """Keep places for answers whose requests come one after the other; told of each that came."""
@@ -42,7 +46,7 @@ class Admission:
 
         One request is served by itself, however many answers it asks for (see batches.py for the bound).
         """
-        room = self.max_running + self.max_queue
+        room = self.room
         present += self.reserved
         if present and present + wanted > room:
             raise Overloaded(

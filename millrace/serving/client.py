@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 
 import msgspec
@@ -220,9 +220,10 @@ class EngineClient:
         """End a request, or all parts of a group, with an error event; returns how many there were."""
         return self.cancel_all(self.in_flight.named(id))
 
-    def cancel_all(self, found: Collection[Active]) -> int:
+    def cancel_all(self, found: Sequence[Active]) -> int:
         """The same for any requests that are in flight."""
-        in_slices(found, self._cancel)
+        # Backwards: those that the engine has not been given yet take nobody's place in it.
+        in_slices(reversed(found), self._cancel)
         return len(found)
 
     def _cancel(self, active: Active) -> None:
@@ -268,7 +269,7 @@ class EngineClient:
         told = {"model": self.metrics.model} | active.summary(seconds)
         log.info("request ended", extra={"fields": told})
         self.adapters.tidy()
-        if others_may:
+        if others_may or self.in_flight.unsent:
             self._hand_over()
 
     def _count_queue(self) -> None:
@@ -279,13 +280,21 @@ class EngineClient:
 
     def _hand_over(self) -> None:
         """Give the engine all requests it may have now."""
-        if self.state is State.READY:
-            in_slices(self._suspicion.order(self.in_flight.unsent), self._hand)
+        if self.state is State.READY and self._engine_has_room():
+            order = self._suspicion.order(self.in_flight.unsent)
+            in_slices(itertools.takewhile(lambda _: self._engine_has_room(), order), self._hand)
+
+    def _engine_has_room(self) -> bool:
+        """Whether it may be given another: the parts of a wide request beyond what a queue holds wait here,
+        since an engine looks at all that wait in it at every step."""
+        return self.in_flight.in_engine < self._admission.room
 
     def _hand(self, number: int) -> None:
         """Give the engine a request, if it may have it now."""
         active = self.in_flight.get(number)
         if active is None or active.running or not active.open or self.state is not State.READY:
+            return
+        if not self._engine_has_room():
             return
         if self.adapters.may_run(active.adapter) and self._suspicion.may_run(number):
             self.in_flight.sent(active)

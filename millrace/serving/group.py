@@ -27,7 +27,8 @@ class Group:
         return sum(m.n for m in self.members)
 
     def close(self) -> None:
-        in_slices(self.members, Running.close)
+        # Backwards: the last ones, which may not have been given to the engine, would take free places.
+        in_slices(reversed(self.members), Running.close)
 
     async def events(self) -> AsyncIterator[Event]:
         """As of one request: choice k of member i is choice i·n + k, and the costs add up."""

@@ -100,6 +100,8 @@ class Suspicion:
         was killed go last: who kills again and again meets somebody else each time, unless it is
         one of them that has it killed.
         """
+        if not self.watches:
+            return list(requests)
         trial = self._groups[0].members if self._groups else {}
         kills = {r: record.kills for r, record in self._records.items()}
         return sorted(requests, key=lambda r: (kills.get(r, 0), r not in trial))

@@ -12,6 +12,7 @@ import pytest
 from millrace.errors import BadRequest, EngineUnavailable, ModelError, RequestFailed
 from millrace.flight import FlightReading
 from millrace.protocol import (
+    Abort,
     Choice,
     Failed,
     FromEngine,
@@ -271,3 +272,34 @@ def test_what_is_left_of_a_garbled_message_is_used() -> None:
     assert caught.value.step.rows == [RowTokens(3, 0, [5])]
     with pytest.raises(EngineGone):
         decoded(b"\xc1nothing")
+
+
+def test_an_engine_is_given_no_more_than_a_queue_holds_and_the_rest_as_others_end() -> None:
+    async def scene(stage: Stage) -> None:
+        parts = [stage.submit(f"wide#{n}") for n in range(40)]
+        sent = stage.engines[-1].sent
+        assert [m.id for m in sent if isinstance(m, Submit)] == [p.number for p in parts[:16]]
+        stage.say(Step([RowTokens(parts[n].number, 0, [5], "stop") for n in range(3)]))
+        await stage.heard()
+        assert [m.id for m in sent if isinstance(m, Submit)] == [p.number for p in parts[:19]]
+        assert stage.client.cancel("wide") == 37
+        await stage.until(lambda: not stage.client.in_flight)
+        aborted = [m.id for m in sent if isinstance(m, Abort)]
+        assert sorted(aborted) == [
+            p.number for p in parts[3:19]
+        ]  # the others the engine has never had
+
+    play(scene)
+
+
+def test_after_a_death_the_new_engine_is_given_no_more_either() -> None:
+    async def scene(stage: Stage) -> None:
+        parts = [stage.submit(f"wide#{n}") for n in range(40)]
+        stage.say(EngineGone("it was killed by signal 9", Cause.KILL))
+        await stage.until(lambda: len(stage.engines) == 2)
+        stage.say(READY)
+        await stage.until(lambda: len(stage.engines[-1].sent) == 16)
+        again = [m.id for m in stage.engines[-1].sent if isinstance(m, Submit)]
+        assert again == [p.number for p in parts[:16]]
+
+    play(scene)
