@@ -5,6 +5,7 @@ Protocols map these to their own wire shapes, each in one table; nothing here kn
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -85,6 +86,16 @@ class NotAllowed(MillraceError):
 class NotFound(MillraceError):
     code = "not_found"
     status = 404
+
+
+class MethodNotAllowed(BadRequest):
+    """A path that is there, asked with a method that it does not have."""
+
+    status = 405
+
+    def __init__(self, message: str, *, allow: Sequence[str]) -> None:
+        super().__init__(message)
+        self.allow = tuple(allow)
 
 
 class PreviousResponseNotFound(BadRequest):

@@ -16,6 +16,7 @@ from millrace.api.context import Context
 from millrace.api.encode import embeddings, pooling, rerank
 from millrace.api.generate import routes as generate
 from millrace.api.leases import LeaseMiddleware
+from millrace.api.methods import HeadMiddleware, methods_of
 from millrace.api.ollama import routes as ollama
 from millrace.api.openai import chat, completions, models
 from millrace.api.openapi import routes as openapi
@@ -23,7 +24,7 @@ from millrace.api.responses import compact, conversations, create, stored
 from millrace.api.stripped import StrippedHeader
 from millrace.api.turnstile import TurnstileMiddleware
 from millrace.api.web import pages
-from millrace.errors import BadRequest, MillraceError, NotFound, RequestFailed
+from millrace.errors import BadRequest, MethodNotAllowed, MillraceError, NotFound, RequestFailed
 
 
 def create_app(context: Context) -> FastAPI:
@@ -53,6 +54,7 @@ def create_app(context: Context) -> FastAPI:
     ):
         app.include_router(module.router)
     app.router.routes.insert(0, pages.route)  # a page asks for dozens of files at once
+    app.add_middleware(HeadMiddleware)
     app.add_middleware(LeaseMiddleware)
     if context.config.engine.strip_volatile:
         app.add_middleware(StrippedHeader)
@@ -69,6 +71,11 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
         ours: MillraceError = NotFound(f"There is no {request.method} {request.url.path} here.")
+    elif error.status_code == 405:
+        ours = MethodNotAllowed(
+            f"{request.method} {request.url.path}: {error.detail}.",
+            allow=methods_of(request.app, request.scope["path"]),
+        )
     else:
         ours = BadRequest(f"{request.method} {request.url.path}: {error.detail}.")
         ours.status = error.status_code

@@ -56,6 +56,8 @@ def _depth(value: Any) -> int:
 
 
 async def _read(request: Request, limit: int) -> bytes:
+    if _waits_to_send(request) and int(request.headers.get("content-length", 0)) > limit:
+        raise _too_large(limit)
     chunks: list[bytes] = []
     size = 0
     async for chunk in request.stream():
@@ -66,10 +68,20 @@ async def _read(request: Request, limit: int) -> bytes:
         elif size > 64 * limit:
             break
     if size > limit:
-        raise RequestTooLarge(
-            f"The body is larger than {limit} bytes, the limit of this server (--max-body)."
-        )
+        raise _too_large(limit)
     return b"".join(chunks)
+
+
+def _waits_to_send(request: Request) -> bool:
+    """Whether the client sends its body only after it is told to go on."""
+    is_1_1 = request.scope.get("http_version") == "1.1"
+    return is_1_1 and "100-continue" in request.headers.get("expect", "").lower()
+
+
+def _too_large(limit: int) -> RequestTooLarge:
+    return RequestTooLarge(
+        f"The body is larger than {limit} bytes, the limit of this server (--max-body)."
+    )
 
 
 def convert(raw: Mapping[str, Any], type: type[T]) -> T:

@@ -12,7 +12,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from millrace.api.context import context_of
-from millrace.errors import ContextLengthExceeded, MillraceError, Overloaded, Unauthorized
+from millrace.errors import (
+    ContextLengthExceeded,
+    MethodNotAllowed,
+    MillraceError,
+    Overloaded,
+    RequestTooLarge,
+    Unauthorized,
+)
 
 _OPENAI_TYPES = {
     401: "authentication_error",
@@ -126,6 +133,10 @@ async def respond(request: Request, error: Exception) -> Response:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
     if isinstance(error, Unauthorized):
         headers["www-authenticate"] = 'Bearer realm="millrace"'
+    if isinstance(error, RequestTooLarge) and "expect" in request.headers:
+        headers["connection"] = "close"  # the body was not sent; what follows is not read as one
+    if isinstance(error, MethodNotAllowed):
+        headers["allow"] = ", ".join(error.allow)
     return Response(
         msgspec.json.encode(shape_of(request.url.path)(error)),
         status_code=error.status,

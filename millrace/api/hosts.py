@@ -7,7 +7,6 @@ network's own have no dot.
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Collection
 from urllib.parse import urlsplit
@@ -16,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from millrace.api import errors
+from millrace.api import authority, errors
 from millrace.config import ServeConfig
 from millrace.errors import NotAllowed
 from millrace.serving.keys import is_loopback
@@ -27,8 +26,6 @@ _THIS_MACHINE = frozenset(
 """What browsers hold to be this machine, and what containers call it: nobody can register `.internal`."""
 _OWN = re.compile(r"[a-z0-9_-]+")
 """A name without a dot is of this machine or its network: nobody can register one."""
-_LONGEST = 300
-"""Characters of a name and its port; DNS ends at 253."""
 _SHOWN = 100
 """Characters of a refused name that are told."""
 
@@ -57,25 +54,13 @@ def _site(origin: str) -> str:
 
 def is_known(host: str, names: Collection[str]) -> bool:
     """Whether a Host header names an address or one of these; `*.` before a name is all below it."""
-    if len(host) > _LONGEST:
+    found = authority.parse(host)
+    if found is None:
         return False
-    try:
-        parts = urlsplit(f"//{host}")
-        name = (parts.hostname or "").removesuffix(".")
-        _ = parts.port  # what follows a colon is a number, or this is no host
-    except ValueError:
-        return False
-    if parts.netloc != host or not name or "@" in host or "*" in host:
-        return False
-    if _OWN.fullmatch(name) or name in names:
+    name = found.name if found.is_address else found.name.removesuffix(".")
+    if found.is_address or _OWN.fullmatch(name) or name in names:
         return True
-    if any(f"*{name[at:]}" in names for at, c in enumerate(name) if c == "."):
-        return True
-    try:
-        ipaddress.ip_address(name.partition("%")[0])
-    except ValueError:
-        return False
-    return True
+    return any(f"*{name[at:]}" in names for at, c in enumerate(name) if c == ".")
 
 
 class HostMiddleware:

@@ -1,7 +1,7 @@
-"""HTTP/1.1 at the socket: requests whose end is in doubt are refused, and clients that stop sending
-in the middle of one are let go.
+"""HTTP/1.1 at the socket: malformed requests are refused (http1_rules.py), and connections of clients that
+stop sending in the middle of a request are closed.
 
-uvicorn's protocol does the rest. Nothing here knows what a request asks for.
+uvicorn's protocol does the rest.
 """
 
 from __future__ import annotations
@@ -13,25 +13,15 @@ import socket
 from typing import Any
 
 import h11
+import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-_LARGEST_HEAD = 65536
+from millrace.api.errors import shape_of
+from millrace.api.http1_rules import LARGEST_HEAD, StrictConnection
+from millrace.errors import BadRequest
+
 _DEAD_AFTER = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
 """When the system gives up a peer that does not answer, in seconds and probes."""
-
-
-class _Strict(h11.Connection):
-    """Refuses what a proxy in front may have cut at another place than we do."""
-
-    def next_event(self) -> Any:
-        event = super().next_event()
-        if isinstance(event, h11.Request):
-            names = {name for name, _ in event.headers}
-            if b"transfer-encoding" in names and (
-                b"content-length" in names or event.http_version < b"1.1"
-            ):
-                raise h11.RemoteProtocolError("The request says in two ways how long it is.")
-        return event
 
 
 class HttpProtocol(H11Protocol):
@@ -45,7 +35,8 @@ class HttpProtocol(H11Protocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.conn = _Strict(h11.SERVER, self.config.h11_max_incomplete_event_size or _LARGEST_HEAD)
+        self._strict = StrictConnection(self.config.h11_max_incomplete_event_size or LARGEST_HEAD)
+        self.conn = self._strict
         self._watch: asyncio.TimerHandle | None = None
         self._watched: object = None
         """What the watch is for: a silent connection, a head, or the body of one request."""
@@ -63,18 +54,18 @@ class HttpProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         self._received += len(data)
         super().data_received(data)
-        self._look(bool(self.conn.trailing_data[0]))
+        self._look(self._strict.is_begun)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._look(bool(self.conn.trailing_data[0]))
+        self._look(self._strict.is_begun)
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         self._disarm()
         super().handle_websocket_upgrade(event)
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(400, msg)
+        self._refuse(*self._strict.why_refused())
 
     def _look(self, begun: bool) -> None:
         """Watch what is awaited from the client now, if anything is."""
@@ -115,21 +106,26 @@ class HttpProtocol(H11Protocol):
             self._refuse(408, "The request did not arrive in time.")
 
     def _refuse(self, status: int, message: str) -> None:
-        """The last that this connection hears."""
+        """The last response of this connection, in the shape of the path that was asked for, if any."""
         self._disarm()
+        path = ""
         if self.cycle is not None and not self.cycle.response_complete:
+            path = self.cycle.scope["path"]
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         # Nothing can be said where an answer is on its way already.
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            error = BadRequest(message)
+            error.status = status
+            body = msgspec.json.encode(shape_of(path)(error))
             headers = [
-                ("content-type", "text/plain; charset=utf-8"),
-                ("content-length", str(len(message))),
+                ("content-type", "application/json"),
+                ("content-length", str(len(body))),
                 ("connection", "close"),
             ]
             reason = http.HTTPStatus(status).phrase.encode()
             answer = h11.Response(status_code=status, headers=headers, reason=reason)
-            for event in (answer, h11.Data(data=message.encode()), h11.EndOfMessage()):
+            for event in (answer, h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 

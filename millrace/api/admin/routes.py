@@ -21,7 +21,7 @@ from millrace.version import __version__
 router = APIRouter()
 
 
-@router.api_route("/", methods=["GET", "HEAD"])
+@router.get("/")
 @describe("server", "Whether anybody is there; to browsers, the page", answer=Root)
 async def root(http: HttpRequest) -> Response:
     """Some clients ask this first, to see whether anybody is there."""

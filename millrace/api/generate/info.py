@@ -14,6 +14,7 @@ from millrace.api.body import convert, read_object
 from millrace.api.context import context_of
 from millrace.api.leases import all_loaded, leased
 from millrace.api.openapi.describe import READS, describe
+from millrace.api.origins import check_changing_get
 from millrace.errors import BadRequest, NotFound
 from millrace.models.window import read_config
 from millrace.serving.model import ServedModel
@@ -101,6 +102,13 @@ async def abort_request(http: HttpRequest) -> Response:
 
 
 @router.get("/flush_cache")
+@describe("sglang", "Drop the prefix cache", media="text/plain", statuses=(403, 405))
+async def flush_cache_by_get(http: HttpRequest) -> Response:
+    """As SGLang has it, with a key or from this server's own page alone: any page can send a GET."""
+    check_changing_get(http, context_of(http).config.cors_origins)
+    return await flush_cache(http)
+
+
 @router.post("/flush_cache")
 @describe("sglang", "Drop the prefix cache", media="text/plain")
 async def flush_cache(http: HttpRequest) -> Response:

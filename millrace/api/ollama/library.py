@@ -54,14 +54,12 @@ class OllamaModelName(msgspec.Struct):
 
 
 @router.get("/api/version")
-@router.head("/api/version")
 @describe("ollama", "Which version of the API is spoken")
 async def version() -> Response:
     return as_json({"version": SPEAKS, "millrace": __version__})
 
 
 @router.get("/api/tags")
-@router.head("/api/tags")
 @describe("ollama", "The models that are served")
 async def tags(http: HttpRequest) -> Response:
     """Whatever can be asked for, loaded or not."""
@@ -88,7 +86,6 @@ def _adapted(entry: dict[str, Any], adapter: ServedAdapter) -> dict[str, Any]:
 
 
 @router.get("/api/ps")
-@router.head("/api/ps")
 @describe("ollama", "The models that are loaded")
 async def ps(http: HttpRequest) -> Response:
     found = []

@@ -52,6 +52,7 @@ MEANINGS = {
     401: "The API key is missing or wrong.",
     403: "The operator has not opened this to those who ask, or to the web page they ask from.",
     404: "There is no such model, request or object.",
+    405: "The path has other methods; Allow names them.",
     409: "The object is not in a state that allows it.",
     413: "The body is larger than --max-body.",
     429: "Too much load, or more than the limits allow; Retry-After says when to try again.",
