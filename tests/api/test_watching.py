@@ -262,6 +262,28 @@ def test_whatever_a_line_is_about_can_be_told() -> None:
     assert b'"path":"/x"' in asyncio.run(told())
 
 
+def test_a_reader_whose_lines_are_logged_does_not_hold_up_the_rest() -> None:
+    most = 10_000
+    record = logging.makeLogRecord(
+        {"msg": "socket.send() raised exception", "levelno": logging.INFO}
+    )
+
+    async def read() -> int:
+        lines, count = LogLines(), 0
+        events = lines.events(logging.INFO, 0, PATIENCE)
+        await anext(events)
+        lines.handle(record)
+        asyncio.get_running_loop().call_soon(lines.drain, 0.0)
+        async for _ in events:
+            count += 1
+            if count == most:
+                break
+            lines.handle(record)
+        return count
+
+    assert asyncio.run(read()) < most, "nothing else got to run"
+
+
 async def _gap_and_lines(lines: LogLines) -> list[bytes]:
     events = lines.events(logging.INFO, 0, 0.01)
     await anext(events)

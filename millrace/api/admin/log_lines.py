@@ -92,6 +92,9 @@ class LogLines(logging.Handler):
                 told, lines = self._after(told, level)
                 for fields in lines:
                     yield event("line", fields)
+                # A write to a connection that is lost is a line of its own: without a turn of the event
+                # loop, which notices the loss, each would be written there as well, without end.
+                await asyncio.sleep(0)
                 continue
             try:
                 async with asyncio.timeout(idle):
