@@ -31,6 +31,7 @@ $(SERVES): pyproject.toml constraints.txt
 	@$(PIP) install -q -c constraints.txt -e ".[$(SERVING)]"
 	@$(PIP) install -q -c constraints.txt --no-deps mlx-vlm
 	@$(if $(filter metal,$(BACKEND)),,$(BIN)/python packaging/backend.py $(BACKEND))
+	@$(if $(filter cpu,$(BACKEND)),$(BIN)/python -m millrace.native.ahead)
 	@rm -f $(VENV)/.serves-* && touch $@
 
 $(DEVELOPS): $(SERVES)

@@ -21,6 +21,7 @@ from millrace.models import blas, device
 from millrace.models.encoders import encoder_in
 from millrace.models.footprint import CACHE_SHARE, DRAFT_PART
 from millrace.models.vision.families import picture_room
+from millrace.native import LOADING
 from millrace.occupancy import occupy
 from millrace.protocol import Loading, Ready
 
@@ -58,7 +59,7 @@ def build(
     device.before_import()
     blas.prepare()
     occupy()
-    transport.send(Loading("loading the model"))
+    transport.send(Loading(LOADING))
     facts = encoder_in(config)
     if facts is not None:
         if config.group is not None:
@@ -68,8 +69,9 @@ def build(
         from millrace.engine.encoding.build import build_encoder
 
         return build_encoder(config, facts, transport, recorder)
-    if blas.mlx_backend() == "cpu" and not native.compiled():
-        transport.send(Loading("loading the model and compiling kernels for this processor"))
+
+    if blas.mlx_backend() == "cpu" and config.weights == "auto":
+        native.begin_early()
 
     from millrace.cache.index import PrefixIndex
     from millrace.cache.state import sizes_of
@@ -88,13 +90,13 @@ def build(
     from millrace.engine.warmup import warm_up, warm_up_draft
     from millrace.models.load import load
 
-    last = -1.0
+    last = (LOADING, -1.0)
 
-    def note(share: float) -> None:
+    def note(share: float, stage: str = LOADING) -> None:
         nonlocal last
-        if share - last >= _NOTED:
-            last = share
-            transport.send(Loading("loading the model", share))
+        if stage != last[0] or share - last[1] >= _NOTED:
+            last = (stage, share)
+            transport.send(Loading(stage, share))
 
     leader = _leader(config, transport)
     loaded = load(config, note, leader.meet) if leader else load(config, note)

@@ -20,6 +20,7 @@ from millrace.errors import ModelError
 from millrace.models import device, placement
 from millrace.models.vision.families import vision_in
 from millrace.models.window import window_of
+from millrace.native import LoadingNote, unheard
 
 log = logging.getLogger("millrace.models")
 
@@ -44,13 +45,9 @@ class LoadedModel:
     seconds: float
 
 
-Note = Callable[[float], None]
-"""Hears how much is loaded, from 0 to 1."""
-
-
 def load(
     config: EngineConfig,
-    note: Note = lambda share: None,
+    note: LoadingNote = unheard,
     meet: Callable[[], None] = lambda: None,
 ) -> LoadedModel:
     """Load, place and warm up; every failure is a ModelError that names the folder.
@@ -103,7 +100,7 @@ def _loaded(
     config: EngineConfig,
     weights: Weights,
     kind: placement.Device,
-    note: Note,
+    note: LoadingNote,
     meet: Callable[[], None],
 ) -> tuple[Any, Any]:
     """The model on its device, and its settings."""
@@ -149,7 +146,7 @@ def _split(
     log.info("rank %d of %d, split by %s", group.rank(), size, how)
 
 
-def _read_layers(layers: Sequence[Any], note: Note) -> None:
+def _read_layers(layers: Sequence[Any], note: LoadingNote) -> None:
     """Layer by layer, the next on its way while one is waited for."""
     for number, layer in enumerate(layers):
         if number + 1 < len(layers):

@@ -8,7 +8,6 @@ product needs. Metal takes the weights as they are.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +19,7 @@ from millrace.config import Weights
 from millrace.models import blas
 from millrace.models.footprint import WIDENED_ON_CUDA
 from millrace.models.quantized import flatten
-from millrace.native import native, native_layers
+from millrace.native import LoadingNote, native, native_layers, unheard
 
 Device = Literal["cpu", "metal", "cuda"]
 
@@ -36,7 +35,7 @@ def place(
     wanted: Weights,
     device: Device,
     folder: Path | None = None,
-    note: Callable[[float], None] = lambda share: None,
+    note: LoadingNote = unheard,
     *,
     own: bool = True,
     whole: bool = True,
@@ -52,7 +51,7 @@ def place(
         if ours is not None:
             return ours
         # What is left of the model is widened below.
-        model.own_products = native_layers(model, blas.threads(), folder if whole else None)
+        model.own_products = native_layers(model, blas.threads(), folder if whole else None, note)
     mode = resolve_weights(wanted, device)
     if wanted == "auto" and device == "cuda" and _small(model):
         mode = "bf16"

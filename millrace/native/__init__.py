@@ -5,35 +5,49 @@ a model that is known (`plan`) becomes a list of stages (`program`) of compiled 
 the threads of a `pool` carry out together. Nothing here knows of requests or batches: a `NativeModel` is
 called as mlx-lm's models are, on the same caches.
 
-Code is compiled by llvmlite when it is first used and kept under MILLRACE_HOME. Where llvmlite is missing
-or a model is not known, MLX runs it.
+Code is compiled by llvmlite while a model is loaded (`ahead`) and kept under MILLRACE_HOME. Where llvmlite
+is missing or a model is not known, MLX runs it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 log = logging.getLogger("millrace.native")
+
+LOADING, COMPILING = "loading the model", "compiling kernels for this processor"
+
+
+class LoadingNote(Protocol):
+    """Hears how far a stage of loading is, from 0 to 1."""
+
+    def __call__(self, share: float, stage: str = LOADING) -> None: ...
+
+
+def unheard(share: float, stage: str = LOADING) -> None:
+    """For loading that nobody watches."""
 
 
 def native(
     model: Any,
     threads: int,
     folder: Path | None = None,
-    note: Callable[[float], None] = lambda share: None,
+    note: LoadingNote = unheard,
 ) -> Any | None:
     """The model run by our own kernels, its weights packed and gone from it; None where that cannot be.
 
-    What its folder has in compact form (`compact`) is taken in place of the model's own weights.
+    What its folder has in compact form (`compact`) is taken in place of the model's own weights. All
+    kernels that the model may ever need are compiled when this returns.
     """
     if (problem := missing()) is not None:
         log.warning("weights are widened to float32: kernels for them need %s", problem)
         return None
     import mlx.core as mx
 
+    from millrace.native.ahead import KernelCompiler
     from millrace.native.model import NativeModel
     from millrace.native.packing import UnsupportedByKernels, read_compact
     from millrace.native.plan import check, plan
@@ -43,14 +57,18 @@ def native(
     except UnsupportedByKernels as reason:
         log.info("the model is not run as a whole by our own kernels: %s", reason)
         return None
+    kernels = KernelCompiler(threads)
     compact = read_compact(folder) if folder is not None else {}
-    packed = plan(model, compact, note)
+    packed = plan(model, compact, note, kernels.want)
+    kernels.finish(partial(note, stage=COMPILING))
     # The arrays that the weights were read into; MLX would keep them for others of their size.
     mx.clear_cache()
     return NativeModel(packed, threads, model.args)
 
 
-def native_layers(model: Any, threads: int, folder: Path | None = None) -> Any | None:
+def native_layers(
+    model: Any, threads: int, folder: Path | None = None, note: LoadingNote = unheard
+) -> Any | None:
     """Put our own layers in the place of a model's quantised ones.
 
     Returns what they share, of which `logits` says whether the model's head is wanted; None where nothing
@@ -60,11 +78,14 @@ def native_layers(model: Any, threads: int, folder: Path | None = None) -> Any |
         return None
     import mlx.core as mx
 
+    from millrace.native.ahead import KernelCompiler
     from millrace.native.linear import replace_layers
     from millrace.native.packing import Packer, read_compact
 
-    packer = Packer(model, read_compact(folder) if folder is not None else {})
-    products = replace_layers(model, packer, threads)
+    kernels = KernelCompiler(threads)
+    packer = Packer(model, read_compact(folder) if folder is not None else {}, kernels.want)
+    finish = partial(kernels.finish, partial(note, stage=COMPILING))
+    products = replace_layers(model, packer, threads, finish)
     mx.clear_cache()
     return products
 
@@ -79,10 +100,9 @@ def missing() -> str | None:
     return None
 
 
-def compiled() -> bool:
-    """Whether there is code for this processor already, or none will be needed."""
-    if missing() is not None:
-        return True
-    from millrace.native.compile import folder
+def begin_early() -> None:
+    """Start compiling what every model needs, while the engine is still starting."""
+    if missing() is None:
+        from millrace.native import ahead
 
-    return folder().is_dir()
+        ahead.begin_early()

@@ -74,17 +74,31 @@ def folder() -> Path:
     return home() / "compiled" / mark.hexdigest()[:16]
 
 
+def is_compiled(name: str) -> bool:
+    """Whether there is whole code by this name on disk."""
+    return _read(_path(name)) is not None
+
+
 def compile_kernels(name: str, kernels: dict[str, Body]) -> Code:
     """Kernels by name, and what writes them."""
+    return Code(_loaded(compiled_kernels(name, kernels)), list(kernels))
+
+
+def compiled_kernels(name: str, kernels: dict[str, Body]) -> bytes:
+    """Their object file's contents, from the disk or compiled now and kept there."""
     _start()
-    path = folder() / f"{name}.o"
+    path = _path(name)
     data = _read(path)
     if data is None:
         log.info("compiling kernels for this processor (%s): %s", processor()[0], name)
         data = _compiled(kernels)
         _write(path, data)
         _tidy(path.parent)
-    return Code(_loaded(data), list(kernels))
+    return data
+
+
+def _path(name: str) -> Path:
+    return folder() / f"{name}.o"
 
 
 def _compiled(kernels: dict[str, Body]) -> bytes:

@@ -1,12 +1,24 @@
-"""The stages that there are, compiled when first wanted: those of one format, and those all share."""
+"""The stages that there are, in sets: those of each format, and those that all formats share.
+
+A set is compiled when it is first loaded. `ahead` does that for all of a model's while the model is loaded.
+"""
 
 from __future__ import annotations
 
 from functools import cache, partial
 
 from millrace.native import attention, lowrank, stages
-from millrace.native.compile import Body, Code, compile_kernels, multiplies_by_lanes, processor
+from millrace.native.compile import (
+    Body,
+    Code,
+    compile_kernels,
+    compiled_kernels,
+    multiplies_by_lanes,
+    processor,
+)
 from millrace.native.formats import Format
+
+_SHARED = "shared"
 
 
 @cache
@@ -42,18 +54,41 @@ def padded_rows(rows: int) -> int:
 @cache
 def of_format(form: Format) -> Code:
     """A format's stages: streamed1, streamed2 …, tiled and embedded."""
+    return compile_kernels(form.name, _kernels_of(form))
+
+
+@cache
+def shared() -> Code:
+    """The stages that know no format, and what drives them all."""
+    return compile_kernels(_SHARED, _shared_kernels())
+
+
+def name_of(form: Format | None) -> str:
+    """What a set of kernels is called on disk; None stands for those that all formats share."""
+    return form.name if form else _SHARED
+
+
+def load(form: Format | None) -> Code:
+    """A set of kernels in memory, compiled now if it was not."""
+    return of_format(form) if form else shared()
+
+
+def build(form: Format | None) -> None:
+    """Have a set of kernels on disk."""
+    compiled_kernels(name_of(form), _kernels_of(form) if form else _shared_kernels())
+
+
+def _kernels_of(form: Format) -> dict[str, Body]:
     kernels: dict[str, Body] = {
         f"streamed{count}": partial(stages.streamed, form, count, streamed_blocks(count))
         for count in streamed_rows()
     }
     kernels["tiled"] = partial(stages.tiled, form, *tile_shape())
     kernels["embedded"] = partial(stages.embedded, form)
-    return compile_kernels(form.name, kernels)
+    return kernels
 
 
-@cache
-def shared() -> Code:
-    """The stages that know no format, and what drives them all."""
+def _shared_kernels() -> dict[str, Body]:
     rows, blocks = tile_shape()
     kernels: dict[str, Body] = {
         "attended": partial(attention.attended, rows, blocks),
@@ -73,4 +108,4 @@ def shared() -> Code:
         lowrank.raised,
     ):
         kernels[body.__name__] = body
-    return compile_kernels("shared", kernels)
+    return kernels

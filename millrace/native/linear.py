@@ -6,10 +6,12 @@ packed, which saves far more.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx.utils import tree_map_with_path
+from mlx.utils import tree_flatten, tree_map_with_path
 
 from millrace.native import library, stages
 from millrace.native.packing import (
@@ -127,22 +129,33 @@ class OwnEmbedding(OwnLinear):
         return super().__call__(x)
 
 
-def replace_layers(model: nn.Module, packer: Packer, threads: int) -> Products | None:
-    """Put our own layers in place of a model's quantised ones; None where there are none."""
-    products: Products | None = None
+def replace_layers(
+    model: nn.Module, packer: Packer, threads: int, compiled: Callable[[], None] = lambda: None
+) -> Products | None:
+    """Put our own layers in place of a model's quantised ones; None where there are none.
 
-    def swap(name: str, layer: nn.Module) -> nn.Module:
-        nonlocal products
+    `compiled` is called when all are packed, and returns when their kernels are compiled.
+    """
+    packed: dict[str, PackedMatrix] = {}
+    for name, layer in tree_flatten(model.leaf_modules(), is_leaf=nn.Module.is_module):
         if type(layer) not in (nn.QuantizedLinear, nn.QuantizedEmbedding):
-            return layer
+            continue
         try:
             check_layer(layer)
         except UnsupportedByKernels:
+            continue
+        packed[name] = packer.pack(layer)
+    if not packed:
+        return None
+    compiled()
+    products = Products(threads)
+
+    def swap(name: str, layer: nn.Module) -> nn.Module:
+        if name not in packed:
             return layer
-        products = products or Products(threads)
         if type(layer) is nn.QuantizedEmbedding:
-            return OwnEmbedding(packer.pack(layer), products)
-        return OwnLinear(packer.pack(layer), products, head=name.split(".")[-1] == _HEAD)
+            return OwnEmbedding(packed[name], products)
+        return OwnLinear(packed[name], products, head=name.split(".")[-1] == _HEAD)
 
     leaves = tree_map_with_path(swap, model.leaf_modules(), is_leaf=nn.Module.is_module)
     model.update_modules(leaves)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,14 +92,23 @@ def read_compact(folder: Path) -> dict[str, Compact]:
 class Packer:
     """Packs a model's layers, those that have a compact form from that."""
 
-    def __init__(self, model: Any, compact: dict[str, Compact]) -> None:
+    def __init__(
+        self,
+        model: Any,
+        compact: dict[str, Compact],
+        found: Callable[[Format], None] = lambda form: None,
+    ) -> None:
+        """`found` gets the format of each matrix as soon as that is known."""
+        self._found = found
         modules = dict(model.named_modules()) if compact else {}
         self._compact = {
             id(modules[name]): compact.pop(name) for name in modules if name in compact
         }
 
     def pack(self, layer: Any) -> PackedMatrix:
-        return pack(layer, self._compact.pop(id(layer), None))
+        packed = pack(layer, self._compact.pop(id(layer), None))
+        self._found(packed.form)
+        return packed
 
 
 def pack(layer: Any, compact: Compact | None = None) -> PackedMatrix:

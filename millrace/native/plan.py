@@ -14,6 +14,7 @@ from mlx_lm.models.rope_utils import Llama3RoPE, SuScaledRoPE, YarnRoPE
 
 from millrace.native.attention import MOST_QUERIES
 from millrace.native.emit import LANES
+from millrace.native.formats import Format
 from millrace.native.packing import (
     SIDE_BY_SIDE,
     Array,
@@ -96,10 +97,6 @@ class Plan:
         return sum(m.nbytes for m in matrices)
 
 
-def _unheard(share: float) -> None:
-    """Nobody asks how far it is."""
-
-
 def check(model: Any) -> None:
     """Raise Unsupported unless the model can be planned; takes nothing from it."""
     if type(model) not in (llama.Model, qwen2.Model, qwen3.Model, gemma3_text.Model):
@@ -134,15 +131,19 @@ def _matrices(model: Any) -> Iterator[Any]:
 
 
 def plan(
-    model: Any, compact: dict[str, Compact] | None = None, note: Callable[[float], None] = _unheard
+    model: Any,
+    compact: dict[str, Compact] | None = None,
+    note: Callable[[float], None] = lambda share: None,
+    found: Callable[[Format], None] = lambda form: None,
 ) -> Plan:
-    """Pack a model's weights. The model's own are let go of, layer by layer; `note` hears how far it is.
+    """Pack a model's weights. The model's own are let go of, layer by layer; `note` hears how far it is,
+    and `found` which formats there are.
 
     Those of which there is a compact form, by their module's name, are not even read; it is taken out of
     what is given, so that nothing is held twice.
     """
     check(model)
-    pack = Packer(model, compact or {}).pack
+    pack = Packer(model, compact or {}, found).pack
     inner, attention = model.model, model.layers[0].self_attn
     size = _head_size(attention)
     gemma = type(model) is gemma3_text.Model

@@ -69,11 +69,13 @@ def open_writer(path: Path) -> sqlite3.Connection:
     sql = _connect(path)
     try:
         sql.execute("PRAGMA secure_delete = ON")
-        _check(sql, path)
+        found = _check(sql, path)
         sql.execute("PRAGMA journal_mode = WAL")
         sql.execute("PRAGMA synchronous = NORMAL")
         while _upgraded(sql, path):
             pass
+        if 0 < found < VERSION:
+            log.info("upgraded %s from version %d to %d", path, found, VERSION)
     except BaseException:
         sql.close()
         raise
@@ -106,8 +108,6 @@ def _upgraded(sql: sqlite3.Connection, path: Path) -> bool:
     try:
         version = _check(sql, path)
         if version < VERSION:
-            if version:
-                log.info("upgrading %s from version %d to %d", path, version, version + 1)
             for statement in filter(str.strip, _STEPS[version].split(";")):
                 sql.execute(statement)
             sql.execute(f"PRAGMA user_version = {version + 1}")
