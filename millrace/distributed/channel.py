@@ -4,6 +4,7 @@ length before it, after both sides have proved that they belong together."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import queue
 import select
@@ -12,6 +13,7 @@ import threading
 import time
 
 from millrace.distributed import handshake
+from millrace.distributed.greetings import Greetings, Pending
 from millrace.distributed.handshake import (
     LENGTH,
     MOST_BYTES,
@@ -25,7 +27,7 @@ log = logging.getLogger("millrace.ranks")
 
 GREETING_SECONDS = 5.0
 _MOST_GREETINGS = 64
-"""Of those who have not yet proved who they are."""
+"""Handshakes that run at a time."""
 _LOOK = 0.5
 """Seconds between looks at whether a door is closed."""
 
@@ -34,6 +36,8 @@ class Channel:
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
         self._deadline: float | None = None
+        self.proof = b""
+        """Of this side as the listener: sent with the welcome."""
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, data: bytes) -> None:
@@ -93,10 +97,9 @@ def connect(address: tuple[str, int], secret: str, role: str, rank: int, seconds
         channel.within(seconds)
         said = handshake.hello(role, rank)
         channel.send(handshake.packed(said))
-        channel.send(handshake.packed(handshake.prove(secret, said, _heard(channel))))
-        welcome = _heard(channel)
-        if not isinstance(welcome, Welcome) or welcome.problem:
-            raise Refused(getattr(welcome, "problem", "it hung up"))
+        theirs, proof = handshake.prove(secret, said, _heard(channel))
+        channel.send(handshake.packed(proof))
+        handshake.confirm(secret, said, theirs, _heard(channel))
     except BaseException:
         channel.close()
         raise
@@ -105,8 +108,8 @@ def connect(address: tuple[str, int], secret: str, role: str, rank: int, seconds
 
 
 class Door:
-    """Where others connect. Many may be greeted at once: who says nothing, or nonsense, keeps nobody
-    waiting."""
+    """Where others connect. Handshakes run side by side, each with a deadline, and the number of them is
+    bounded (greetings.py)."""
 
     def __init__(self, address: tuple[str, int], secret: str) -> None:
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
@@ -114,7 +117,8 @@ class Door:
         self._listener.settimeout(_LOOK)
         self._secret = secret
         self._closed = False
-        self._greetings = threading.Semaphore(_MOST_GREETINGS)
+        self._greetings = Greetings(_MOST_GREETINGS)
+        self._refused = ""
         self._came: queue.SimpleQueue[tuple[Hello, Channel]] = queue.SimpleQueue()
         threading.Thread(target=self._stand, daemon=True).start()
 
@@ -146,34 +150,44 @@ class Door:
                     log.warning("a connection was not accepted: %s", error)
                     time.sleep(_LOOK)
                     continue
-                if not self._greetings.acquire(blocking=False):
-                    end.close()
-                    continue
-                threading.Thread(target=self._greet, args=(end, address[0]), daemon=True).start()
+                pending = self._greetings.enter(address[0], functools.partial(_shut, end))
+                threading.Thread(target=self._greet, args=(end, pending), daemon=True).start()
 
-    def _greet(self, end: socket.socket, peer: str) -> None:
+    def _greet(self, end: socket.socket, pending: Pending) -> None:
         try:
-            self._came.put(_proved(end, self._secret))
+            proved = _proved(end, self._secret, pending)
+            self._greetings.leave(pending)  # from here on, no other may close it
+            self._came.put(proved)
         except (OSError, Refused) as error:
-            log.warning("%s is no rank of this group: %s", peer, error or "it said nothing")
+            reason = error if str(error) and pending.spoke else "it sent nothing"
+            text = f"{pending.peer} is no rank of this group: {reason}"
+            # A stranger may come again and again.
+            log.log(logging.DEBUG if text == self._refused else logging.WARNING, "%s", text)
+            self._refused = text
+            self._greetings.leave(pending)
             end.close()
-        finally:
-            self._greetings.release()
 
 
-def _proved(end: socket.socket, secret: str) -> tuple[Hello, Channel]:
+def _shut(end: socket.socket) -> None:
+    """End what another thread waits for on this connection; that thread closes it."""
+    with contextlib.suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)
+
+
+def _proved(end: socket.socket, secret: str, pending: Pending) -> tuple[Hello, Channel]:
     channel = Channel(end)
     channel.within(GREETING_SECONDS)
-    said, mine = handshake.answer(secret, _heard(channel))
+    said, mine = handshake.challenge(_heard(channel))
+    pending.spoke = True
     channel.send(handshake.packed(mine))
-    handshake.check(secret, said, mine, _heard(channel))
+    channel.proof = handshake.check(secret, said, mine, _heard(channel))
     return said, channel
 
 
 def welcome(channel: Channel, problem: str | None) -> None:
     """Let in one that has proved itself, or tell it why not and raise that as Refused."""
     channel.within(GREETING_SECONDS)
-    channel.send(handshake.packed(Welcome(problem or "")))
+    channel.send(handshake.packed(Welcome(problem or "", channel.proof)))
     if problem:
         channel.close()
         raise Refused(problem)

@@ -24,6 +24,8 @@ FIRST_PORT = 32323
 CONTROL = 1000
 """A rank hears orders at the port of its collectives plus this."""
 MOST_RANKS = 256
+LEAST_SECRET = 16
+"""Bytes."""
 
 
 def read_hostfile(
@@ -34,7 +36,9 @@ def read_hostfile(
     coordinator: str | None = None,
     secret: str = "",
 ) -> GroupConfig:
-    """The group that a file describes; raises SetupError that names what is wrong with it."""
+    """The group that a file describes; raises SetupError that names what is wrong with it, or with the
+    secret."""
+    check_secret(secret)
     try:
         text = Path(path).expanduser().read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -53,6 +57,17 @@ def read_hostfile(
         )
     except ValueError as error:
         raise SetupError(f"The hostfile {path}: {error}.") from None
+
+
+def check_secret(secret: str) -> None:
+    """Raise SetupError where a secret is given that can be guessed."""
+    length = len(secret.encode(errors="surrogateescape"))
+    if 0 < length < LEAST_SECRET:
+        raise SetupError(
+            f"MILLRACE_RANKS_SECRET is {length} bytes long and must be at least {LEAST_SECRET}: whoever "
+            "hears a handshake can test guesses of it. Make one with `openssl rand -hex 32` and set it on "
+            "all ranks."
+        )
 
 
 _DIGEST = "hostfile:"

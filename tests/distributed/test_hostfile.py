@@ -90,8 +90,12 @@ def test_the_secret_is_the_files_where_nobody_gives_one(tmp_path: Path) -> None:
         (tmp_path / name).write_text(json.dumps([f"127.0.0.1:{port}"]))
     a, b, c = (read_hostfile(str(tmp_path / name)).secret for name in "abc")
     assert a == b != c
-    assert read_hostfile(str(tmp_path / "a"), secret="mine").secret == "mine"
-    assert "mine" not in repr(read_hostfile(str(tmp_path / "a"), secret="mine"))
+    assert (
+        read_hostfile(str(tmp_path / "a"), secret="a secret of mine").secret == "a secret of mine"
+    )
+    assert "a secret of mine" not in repr(
+        read_hostfile(str(tmp_path / "a"), secret="a secret of mine")
+    )
 
 
 def test_addresses_are_split_at_their_port() -> None:
@@ -117,4 +121,4 @@ def test_without_a_secret_only_the_files_own_addresses_are_spoken_to(tmp_path: P
     for stranger in ("10.0.0.2", "127.0.0.2", "fe80::3", "::ffff:10.0.0.9"):
         assert not among(stranger, peers)
     assert not among("10.0.0.1", ["no-such-host.invalid"])
-    assert peers_of(read_hostfile(str(file), secret="own")) == ()
+    assert peers_of(read_hostfile(str(file), secret="a secret of its own")) == ()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from millrace.distributed import handshake
 from millrace.distributed.channel import GREETING_SECONDS
+from millrace.distributed.greetings import Pending
 from millrace.distributed.handshake import (
     LENGTH,
     MOST_BYTES,
@@ -57,10 +58,9 @@ async def connect(address: tuple[str, int], secret: str, role: str, rank: int) -
         try:
             said = handshake.hello(role, rank)
             link.send(handshake.packed(said))
-            link.send(handshake.packed(handshake.prove(secret, said, await _heard(link))))
-            welcome = await _heard(link)
-            if not isinstance(welcome, Welcome) or welcome.problem:
-                raise Refused(getattr(welcome, "problem", "it hung up"))
+            theirs, proof = handshake.prove(secret, said, await _heard(link))
+            link.send(handshake.packed(proof))
+            handshake.confirm(secret, said, theirs, await _heard(link))
         except BaseException:
             link.close()
             raise
@@ -70,21 +70,17 @@ async def connect(address: tuple[str, int], secret: str, role: str, rank: int) -
 async def accept(
     link: Link,
     secret: str,
-    allowed: Callable[[Hello], str | None],
-    stranger: str | None = None,
+    pending: Pending,
+    problem_of: Callable[[Hello], Awaitable[str | None]],
 ) -> Hello:
-    """Refused unless whoever connected belongs here, and `allowed` has nothing against it. With `stranger`
-    nobody is asked for a proof: it says why."""
+    """Refused unless the caller has the secret, and `problem_of` finds nothing against it."""
     async with asyncio.timeout(GREETING_SECONDS):
-        said, mine = handshake.answer(secret, await _heard(link))
-        if stranger is not None:
-            link.send(handshake.packed(Welcome(stranger)))
-            await link.drained()
-            raise Refused(stranger)
+        said, mine = handshake.challenge(await _heard(link))
+        pending.spoke = True
         link.send(handshake.packed(mine))
-        handshake.check(secret, said, mine, await _heard(link))
-        problem = allowed(said)
-        link.send(handshake.packed(Welcome(problem or "")))
+        proof = handshake.check(secret, said, mine, await _heard(link))
+        problem = await problem_of(said)
+        link.send(handshake.packed(Welcome(problem or "", proof)))
         if problem:
             await link.drained()
             raise Refused(problem)

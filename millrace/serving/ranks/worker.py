@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from millrace.config import EngineConfig
+from millrace.distributed.greetings import Greetings
 from millrace.distributed.handshake import Hello, Refused
 from millrace.distributed.hostfile import among
 from millrace.distributed.messages import (
@@ -55,7 +56,7 @@ log = logging.getLogger("millrace.serving")
 
 _VISIT_SECONDS = 120.0
 _MOST_GREETINGS = 32
-"""Of those who have not yet proved who they are."""
+"""Handshakes that run at a time."""
 
 
 class RankWorker:
@@ -73,7 +74,7 @@ class RankWorker:
         self.rank = rank
         self._secret = secret
         self._peers = peers
-        self._greetings = 0
+        self._greetings = Greetings(_MOST_GREETINGS)
         self._refused = ""
         self._model = model
         self._trusts = trust_remote_code
@@ -102,22 +103,24 @@ class RankWorker:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         link = Link(reader, writer)
         peer = str(writer.get_extra_info("peername", ("somebody",))[0])
-        if self._greetings >= _MOST_GREETINGS:
-            link.close()
-            return
-        self._greetings += 1
+        pending = self._greetings.enter(peer, link.close)
+
+        async def problem_of(hello: Hello) -> str | None:
+            # Names are looked up for callers that have the secret only: strangers cannot cause that.
+            return await asyncio.to_thread(self._stranger, peer) or self._problem(hello)
+
         try:
-            stranger = await asyncio.to_thread(self._stranger, peer)
-            hello = await accept(link, self._secret, self._allowed, stranger)
+            hello = await accept(link, self._secret, pending, problem_of)
         except (Refused, OSError) as error:
-            told = f"{peer} is not this group's server: {error or 'it said nothing'}"
+            reason = error if str(error) and pending.spoke else "it sent nothing"
+            told = f"{peer} is not this group's server: {reason}"
             # A server tries again and again.
             log.log(logging.DEBUG if told == self._refused else logging.WARNING, "%s", told)
             self._refused = told
             link.close()
             return
         finally:
-            self._greetings -= 1
+            self._greetings.leave(pending)
         if hello.role == VISIT:
             await self._answer(link)
             return
@@ -144,7 +147,7 @@ class RankWorker:
             "give all ranks a MILLRACE_RANKS_SECRET, or write the hostfile with the addresses in use"
         )
 
-    def _allowed(self, hello: Hello) -> str | None:
+    def _problem(self, hello: Hello) -> str | None:
         if hello.role not in (CONTROL, VISIT):
             return "it wants something else"
         if hello.rank != self.rank:
