@@ -17,6 +17,8 @@ LogFormat = Literal["text", "json"]
 SmgEngine = Literal["vllm", "mlx", "both"]
 MetricsNames = Literal["millrace", "vllm", "both"]
 Isolation = Literal["none", "key"]
+Role = Literal["use", "admin"]
+"""What the holder of an API key may do: use the models, or manage the server as well."""
 Task = Literal["auto", "generate", "embed", "rerank"]
 """What a model is for; `auto` is what its folder says."""
 GroupBackend = Literal["ring", "jaccl", "nccl"]
@@ -42,9 +44,10 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
 
     secret: str
     name: str = ""
+    role: Role = "use"
 
     def __repr__(self) -> str:
-        return f"ApiKey(name={self.name!r})"
+        return f"ApiKey(name={self.name!r}, role={self.role!r})"
 
 
 class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -83,6 +83,12 @@ class NotAllowed(MillraceError):
     status = 403
 
 
+class RoleNeeded(NotAllowed):
+    """An operation for keys of another role than the caller's."""
+
+    code = "insufficient_permissions"
+
+
 class NotFound(MillraceError):
     code = "not_found"
     status = 404

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from millrace.api import errors, middleware
-from millrace.api.admin import adapters, cache, library, watching
+from millrace.api.admin import adapters, cache, library, viewing, watching
 from millrace.api.admin import models as control
 from millrace.api.admin import routes as admin
 from millrace.api.anthropic import routes as anthropic
+from millrace.api.callers import permitted
 from millrace.api.context import Context
 from millrace.api.encode import embeddings, pooling, rerank
 from millrace.api.generate import routes as generate
@@ -28,7 +29,8 @@ from millrace.errors import BadRequest, MethodNotAllowed, MillraceError, NotFoun
 
 
 def create_app(context: Context) -> FastAPI:
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    roles = [Depends(permitted)] if context.keys else []
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, dependencies=roles)
     app.state.context = context
     for module in (
         chat,
@@ -46,6 +48,7 @@ def create_app(context: Context) -> FastAPI:
         ollama,
         admin,
         watching,
+        viewing,
         library,
         cache,
         control,

@@ -1,13 +1,14 @@
-"""What HTTP knows of callers: which paths need no key, which calls are limited, and who asks."""
+"""What HTTP knows of callers: which paths need no key, which calls are limited, who asks, and whose
+requests they see.
+"""
 
 from __future__ import annotations
 
 from starlette.requests import Request
 
+from millrace.api.context import context_of
+from millrace.serving import access
 from millrace.serving.keys import Caller
-
-OPEN_PATHS = frozenset({"/", "/health", "/docs", "/openapi.json"})
-"""What is answered without a key: it tells nothing that is not in the public source."""
 
 PAGE_FILES = "/web/"
 """Where the page's own files are, which are as public."""
@@ -17,8 +18,8 @@ STORED = ("/v1/responses/", "/v1/conversations/")
 
 
 def is_open(path: str) -> bool:
-    """Whether anybody may ask for this without a key."""
-    return path in OPEN_PATHS or path.startswith(PAGE_FILES)
+    """Whether this is answered without a key: it tells nothing that is not in the public source."""
+    return path in access.OPEN_PATHS or path.startswith(PAGE_FILES)
 
 
 def is_limited(method: str, path: str) -> bool:
@@ -40,5 +41,33 @@ def uses_tokens(method: str) -> bool:
 
 def caller_of(http: Request) -> str:
     """The id of the key that a request came with; empty on a server without keys."""
+    caller = known_caller(http)
+    return caller.id if caller is not None else ""
+
+
+def known_caller(http: Request) -> Caller | None:
+    """The holder of the key that a request came with; None on a server without keys."""
     caller = http.scope.get("state", {}).get("caller")
-    return caller.id if isinstance(caller, Caller) else ""
+    return caller if isinstance(caller, Caller) else None
+
+
+def viewer_of(http: Request) -> str | None:
+    """The caller whose requests alone may be shown and cancelled; None for those who may see all.
+
+    Those are administrators, and everybody on a server without keys.
+    """
+    caller = known_caller(http)
+    return None if caller is None or caller.is_admin else caller.id
+
+
+def need_admin(http: Request, what: str) -> None:
+    """Raise that only administrators may do this, unless the caller is one."""
+    access.check(what, "admin", known_caller(http), context_of(http).keys)
+
+
+async def permitted(http: Request) -> None:
+    """A dependency of every route of a server with keys: the caller's key has the role it needs."""
+    method, path = http.method, http.scope["route"].path
+    needed = access.HTTP.get((method, path), "admin")
+    if needed == "admin":
+        need_admin(http, f"{method} {http.url.path}")

@@ -15,6 +15,7 @@ from millrace.api.responses.jobs import Jobs
 from millrace.api.responses.store import Store
 from millrace.config import ServeConfig
 from millrace.serving import ids
+from millrace.serving.keys import Keys
 from millrace.serving.limits import RateLimits
 from millrace.serving.metrics import Metrics
 from millrace.serving.registry import Registry
@@ -34,6 +35,11 @@ class Context:
     """How much each caller may use, whichever way it asks."""
     warm: Sequence[WarmUpLine] = ()
     """Prompts that are run at the start."""
+
+    @functools.cached_property
+    def keys(self) -> Keys:
+        """The API keys; empty on a server that lets everybody in."""
+        return Keys(self.config.api_keys)
 
     @functools.cached_property
     def feed(self) -> Feed:

@@ -18,6 +18,8 @@ from millrace.serving.instance import Lease
 from millrace.serving.model import ServedModel
 from millrace.serving.registry import UNSAID
 
+STAYS = ("keep_alive", "ttl")
+"""Fields of requests that say how long their model stays loaded."""
 LATEST = ":latest"
 """Ollama's clients say NAME and NAME:latest, and mean the same."""
 
@@ -73,7 +75,7 @@ def spellings(http: HttpRequest, name: str | None) -> tuple[str | None, ...]:
 
 def kept_for(wire: Any) -> float | None:
     """Seconds that the request wants its model to stay after it; None is for ever."""
-    for field in ("keep_alive", "ttl"):
+    for field in STAYS:
         if (value := getattr(wire, field, None)) is not None:
             try:
                 seconds = seconds_of(value)

@@ -49,7 +49,7 @@ def install(app: FastAPI, context: Context) -> None:
     app.add_middleware(CallerMiddleware)
     if context.limits:
         app.add_middleware(RateLimitMiddleware, limits=context.limits, metrics=metrics)
-    if keys := Keys(config.api_keys):
+    if keys := context.keys:
         app.add_middleware(KeyMiddleware, keys=keys, metrics=metrics)
     app.add_middleware(OriginMiddleware, allowed=config.cors_origins)
     if config.cors_origins:

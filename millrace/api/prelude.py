@@ -13,14 +13,16 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 
 from millrace.api.body import convert, read_object, refuse, unknown
+from millrace.api.callers import viewer_of
 from millrace.api.context import context_of
 from millrace.api.fields import foreign
-from millrace.api.leases import kept_for, leased
+from millrace.api.leases import STAYS, kept_for, leased
 from millrace.errors import BadRequest, MillraceError
 from millrace.serving.batches import PromptCount, check_count
 from millrace.serving.giving import Gives
 from millrace.serving.ignored import HEADER, in_a_header
 from millrace.serving.model import ServedModel
+from millrace.serving.registry import UNSAID
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -66,8 +68,14 @@ class Border(Generic[T]):
         name: str | None = getattr(wire, "model", None)
         loads = self._loads if isinstance(self._loads, bool) else self._loads(wire)
         gives = self._gives if self._asks(wire) else None
-        model = await leased(http, name, loads=loads, ttl=kept_for(wire), gives=gives)
-        return Asked(wire, raw, model, unknown(raw, self._known))
+        ignored = unknown(raw, self._known)
+        ttl = kept_for(wire)
+        if ttl != UNSAID and viewer_of(http) is not None:
+            # How long a model stays concerns all callers: it is an administrator's to say.
+            ttl = UNSAID
+            ignored += [field for field in STAYS if getattr(wire, field, None) is not None]
+        model = await leased(http, name, loads=loads, ttl=ttl, gives=gives)
+        return Asked(wire, raw, model, ignored)
 
     def _count(self, http: HttpRequest, count: PromptCount) -> None:
         """Refuse too many prompts, and charge the caller's requests, before a model is loaded for them."""
@@ -85,7 +93,7 @@ class Asked(Generic[T]):
     raw: dict[str, Any]
     model: ServedModel
     ignored: list[str]
-    """Fields that nobody here has heard of."""
+    """Fields without effect: unknown ones, and those that the caller's key has no right to set."""
 
     def headers(self, id: str, more: Collection[str] = ()) -> dict[str, str]:
         """What the response says of the request; `more` names what else had no effect."""

@@ -10,12 +10,23 @@ ApiKeys = Annotated[
     list[str] | None,
     typer.Option(
         envvar="MILLRACE_API_KEY",
-        help="A key that requests must bring; may be repeated. Without any, all are let in.",
+        help="A key that requests must bring, with the role use; may be repeated. Without any key, all "
+        "are let in and may do everything.",
+    ),
+]
+AdminKeys = Annotated[
+    list[str] | None,
+    typer.Option(
+        envvar="MILLRACE_ADMIN_KEY",
+        help="A key with the role admin: it also loads, unloads, pulls and deletes models, empties the "
+        "cache, and sees all requests and the log; may be repeated.",
     ),
 ]
 ApiKeyFile = Annotated[
     str | None,
-    typer.Option(help="A file of such keys, one a line: KEY or NAME:KEY, # for comments."),
+    typer.Option(
+        help="A file of such keys, one a line: KEY, NAME:KEY or NAME[admin]:KEY, # for comments."
+    ),
 ]
 RateRequests = Annotated[
     int | None,

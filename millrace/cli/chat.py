@@ -19,7 +19,7 @@ import typer
 
 from millrace.cli.answers_shown import MarkdownAnswer, PlainAnswer, ShownAnswer
 from millrace.cli.conversation import Reply, ReplyUsage, SavedConversation, data_uri, figures
-from millrace.cli.remote import DEFAULT_URL, Key, Server, Url, own_server, wait_ready
+from millrace.cli.remote import DEFAULT_URL, ChatKey, Server, Url, own_server, wait_ready
 from millrace.cli.typed import line_editing, read_message
 from millrace.errors import MillraceError
 
@@ -50,7 +50,7 @@ def chat(
     plain: Annotated[
         bool, typer.Option("--plain", help="Show answers as they are written, not as Markdown.")
     ] = False,
-    api_key: Key = None,
+    api_key: ChatKey = None,
 ) -> None:
     """Talk to a model in the terminal."""
     import signal

@@ -7,8 +7,8 @@ from urllib.parse import quote
 
 import typer
 
-from millrace.cli.remote import DEFAULT_URL, URL_VARIABLE, Key, whole_address
-from millrace.errors import EngineUnavailable, MillraceError, RequestFailed
+from millrace.cli.remote import ADMIN_VARIABLE, DEFAULT_URL, URL_VARIABLE, AdminKey, whole_address
+from millrace.errors import EngineUnavailable, MillraceError, RequestFailed, RoleNeeded
 
 if TYPE_CHECKING:
     import httpx
@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
     app.command("stop")(stop)
 
 
-def ps(url: Url = DEFAULT_URL, api_key: Key = None, as_json: Json = False) -> None:
+def ps(url: Url = DEFAULT_URL, api_key: AdminKey = None, as_json: Json = False) -> None:
     """List the models that a running server has loaded."""
     status = _ask(url, api_key, "GET", "/v1/status")
     if as_json:
@@ -80,7 +80,7 @@ def _clock(expires: str | None) -> str:
 def stop(
     model: Annotated[str, typer.Argument(help="A name from 'millrace ps'.")],
     url: Url = DEFAULT_URL,
-    api_key: Key = None,
+    api_key: AdminKey = None,
 ) -> None:
     """Unload a model from a running server, once it has answered what it was asked."""
     path = f"/v1/models/{quote(model, safe='/')}/unload"
@@ -109,6 +109,11 @@ def _ask(url: str, key: str | None, method: str, path: str) -> dict[str, Any]:
 
 def _refusal(answer: httpx.Response) -> MillraceError:
     try:
-        return RequestFailed(str(answer.json()["error"]["message"]))
+        error = answer.json()["error"]
+        if error["code"] == RoleNeeded.code:
+            return RoleNeeded(
+                f"{error['message']} This command takes the key from --api-key or {ADMIN_VARIABLE}."
+            )
+        return RequestFailed(str(error["message"]))
     except (ValueError, KeyError, TypeError):
         return RequestFailed(f"The server answers {answer.status_code}: {answer.text[:200]}")

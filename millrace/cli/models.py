@@ -159,8 +159,10 @@ def rm(
     """Remove a model from this machine."""
     from millrace.models import store
 
-    if not yes and (folder := store.own_folder(name) or store.hub_folder(name)) is not None:
-        typer.confirm(f"Remove {name} from {folder}?", abort=True)
+    own = store.own_folder(name)
+    if not yes and (folder := own or store.hub_folder(name)) is not None:
+        shared = "" if own else ", which other programs on this machine share"
+        typer.confirm(f"Remove {name} from {folder}{shared}?", abort=True)
     typer.echo(f"Removed {name}; {_size(store.remove(name))} are free again.")
 
 

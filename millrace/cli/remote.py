@@ -25,12 +25,26 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 DEFAULT_URL = "http://127.0.0.1:8000"
 URL_VARIABLE, KEY_VARIABLE = "MILLRACE_URL", "MILLRACE_API_KEY"
+ADMIN_VARIABLE = "MILLRACE_ADMIN_KEY"
 Url = Annotated[
     str | None,
     typer.Option(envvar=URL_VARIABLE, help=f"A running server; {DEFAULT_URL} if one is there."),
 ]
 Key = Annotated[
     str | None, typer.Option(envvar=KEY_VARIABLE, help="The server's API key, if it wants one.")
+]
+ChatKey = Annotated[
+    str | None,
+    typer.Option(
+        envvar=[KEY_VARIABLE, ADMIN_VARIABLE], help="The server's API key, if it wants one."
+    ),
+]
+AdminKey = Annotated[
+    str | None,
+    typer.Option(
+        envvar=[ADMIN_VARIABLE, KEY_VARIABLE],
+        help="An API key of the server's with the role admin, if it wants one.",
+    ),
 ]
 
 
@@ -195,7 +209,7 @@ def own_server(model: str | None, options: Sequence[str] = ()) -> Iterator[Serve
         child = subprocess.Popen(
             [*command, "--port", str(port), "--only", "--config", os.devnull],
             # A key in the environment is meant for a server that others can reach.
-            env={k: v for k, v in os.environ.items() if k != KEY_VARIABLE},
+            env={k: v for k, v in os.environ.items() if k not in (KEY_VARIABLE, ADMIN_VARIABLE)},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -94,6 +94,7 @@ async def run(config: ServeConfig, catalogue: Catalogue, first: list[ModelSpec])
 
         context = Context(registry, config, metrics, store, limits=limits, warm=lines)
         address = listener.getsockname()
+        _tell_roles(config)
         warning = _exposed(address[0], config)
         if config.smg is not None:
             warning = _exposed(config.smg.rpartition(":")[0].strip("[]"), config) or warning
@@ -152,6 +153,18 @@ def _exposed(address: str, config: ServeConfig) -> str | None:
     )
     logging.getLogger("millrace.api").warning(text)
     return text
+
+
+def _tell_roles(config: ServeConfig) -> None:
+    """Log that administration is off, on a server whose keys all have the role use."""
+    import logging
+
+    if config.api_keys and all(key.role != "admin" for key in config.api_keys):
+        logging.getLogger("millrace.api").info(
+            "no API key has the role admin: models and adapters cannot be managed, nor the cache emptied, "
+            "over the network. To give a key the role, start the server with it as --admin-key or "
+            "MILLRACE_ADMIN_KEY, or write its line in the --api-key-file as NAME[admin]:KEY"
+        )
 
 
 def _facts(registry: Registry) -> list[str]:

@@ -6,6 +6,7 @@ No tensor is read; sizes and shapes come from the heads of the safetensors files
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -146,22 +147,44 @@ def names() -> list[str]:
 
 
 def remove(name: str) -> int:
-    """Delete a model from this machine; returns the bytes given back."""
-    own = own_folder(name)
-    if own is None and hub_folder(name) is None:
+    """Delete a model from this machine, also from the cache that other programs share; returns the
+    bytes given back."""
+    if (own := own_folder(name)) is not None:
+        return remove_own(own)
+    if hub_folder(name) is None:
         raise ModelError(
             f"There is no model '{name}' on this machine to remove. "
             f"Here are: {', '.join(names()) or 'none'}."
         )
-    folder = own or _hub_cache() / f"models--{name.replace('/', '--')}"
+    folder = _hub_cache() / f"models--{name.replace('/', '--')}"
     size = _folder_bytes(folder)
-    try:
-        if own is not None:
-            own = own.rename(own.with_name(f"{REMOVED}{own.name}-{os.getpid()}"))
-        shutil.rmtree(own or folder)
-    except OSError as error:
-        raise ModelError(f"{folder} cannot be removed: {error.strerror}.") from None
+    with _removing(folder):
+        shutil.rmtree(folder)
     return size
+
+
+def remove_own(folder: Path) -> int:
+    """Delete a folder of millrace's own models; returns the bytes given back.
+
+    Of a link, the link alone goes: what it leads to is not millrace's.
+    """
+    if folder.parent != models_home():
+        raise ModelError(f"{folder} is not one of millrace's own models.")
+    with _removing(folder):
+        if folder.is_symlink():
+            folder.unlink()
+            return 0
+        size = _folder_bytes(folder)
+        shutil.rmtree(folder.rename(folder.with_name(f"{REMOVED}{folder.name}-{os.getpid()}")))
+    return size
+
+
+@contextlib.contextmanager
+def _removing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ModelError(f"{folder} cannot be removed: {error.strerror or error}.") from None
 
 
 def describe(folder: Path) -> ModelDescription:

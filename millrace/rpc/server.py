@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -30,8 +31,13 @@ READER_TIMEOUT = 60.0
 """Seconds that a caller may leave a message of a stream unread, where nothing else is said."""
 
 
-def make_server(reader_timeout: float = READER_TIMEOUT) -> grpc.aio.Server:
-    return grpc.aio.server(interceptors=[CallInterceptor(reader_timeout)], options=_OPTIONS)
+def make_server(
+    reader_timeout: float = READER_TIMEOUT,
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+) -> grpc.aio.Server:
+    """`interceptors` come after the one that reads calls and ends them with what they raise."""
+    inner = [CallInterceptor(reader_timeout), *interceptors]
+    return grpc.aio.server(interceptors=inner, options=_OPTIONS)
 
 
 def listen(server: grpc.aio.Server, address: str) -> int:

@@ -25,6 +25,7 @@ class Active(ABC):
         open: set[int],
         abandon: Callable[[Any], None],
         endpoint: str = "",
+        caller: str = "",
     ) -> None:
         self.id = id
         """What the client calls it."""
@@ -33,6 +34,8 @@ class Active(ABC):
         self.open = open
         """The answers that have not finished."""
         self.endpoint = endpoint
+        self.caller = caller
+        """The id of the key that it came with; empty on a server without keys."""
         self.prefilled = 0
         self.scored = 0
         """Prompt tokens that a draft has looked at."""
@@ -51,6 +54,10 @@ class Active(ABC):
         self.last_token = 0.0
         self.timer: asyncio.TimerHandle | None = None
         self._abandon = abandon
+
+    def visible_to(self, viewer: str | None) -> bool:
+        """Whether a caller may see and cancel it; None is one who may with all."""
+        return viewer is None or self.caller == viewer
 
     @property
     def adapter(self) -> int:

@@ -170,20 +170,34 @@ class EngineClient:
         return self._admission.reserve(answers)
 
     def submit(
-        self, id: str, request: Submit, *, endpoint: str = "", timeout: float | None = None
+        self,
+        id: str,
+        request: Submit,
+        *,
+        endpoint: str = "",
+        caller: str = "",
+        timeout: float | None = None,
     ) -> InFlight:
         """Take a request that was admitted, or raise that its id is in use."""
         self._number(id, request)
-        active = InFlight(id, request, self._abandon, idle=self._idle, endpoint=endpoint)
+        active = InFlight(
+            id, request, self._abandon, idle=self._idle, endpoint=endpoint, caller=caller
+        )
         self._enter(active, timeout)
         return active
 
     def encode(
-        self, id: str, request: Encode, *, endpoint: str = "", timeout: float | None = None
+        self,
+        id: str,
+        request: Encode,
+        *,
+        endpoint: str = "",
+        caller: str = "",
+        timeout: float | None = None,
     ) -> EncodingInFlight:
         """The same for texts that are to become numbers."""
         self._number(id, request)
-        active = EncodingInFlight(id, request, self._abandon, endpoint)
+        active = EncodingInFlight(id, request, self._abandon, endpoint, caller)
         self._enter(active, timeout)
         return active
 
@@ -216,12 +230,15 @@ class EngineClient:
         """Whether a request, or a part of a group, with this id is running."""
         return bool(self.in_flight.named(id))
 
-    def cancel(self, id: str) -> int:
-        """End a request, or all parts of a group, with an error event; returns how many there were."""
-        return self.cancel_all(self.in_flight.named(id))
+    def cancel(self, id: str, viewer: str | None = None) -> int:
+        """End a request, or all parts of a group, with an error event; returns how many there were.
+
+        A `viewer` cancels requests of its own alone: those of others are not there for it.
+        """
+        return self.cancel_all([r for r in self.in_flight.named(id) if r.visible_to(viewer)])
 
     def cancel_all(self, found: Sequence[Active]) -> int:
-        """The same for any requests that are in flight."""
+        """End any requests that are in flight."""
         # Backwards: those that the engine has not been given yet take nobody's place in it.
         in_slices(reversed(found), self._cancel)
         return len(found)

@@ -23,8 +23,9 @@ class EncodingInFlight(Active):
         request: Encode,
         abandon: Callable[[EncodingInFlight], None],
         endpoint: str = "",
+        caller: str = "",
     ) -> None:
-        super().__init__(id, request.id, set(request.places), abandon, endpoint)
+        super().__init__(id, request.id, set(request.places), abandon, endpoint, caller)
         self._request = request
         self._lengths = {
             place: len(data) // 4

@@ -266,6 +266,7 @@ class Encodings:
         priority: int = 0,
         timeout: float | None = None,
         endpoint: str = "",
+        caller: str = "",
     ) -> EncodingRun:
         """Hand texts to the engine; raises at once what is wrong with them."""
         self._client.admit(1)
@@ -287,7 +288,8 @@ class Encodings:
             dimensions=dimensions,
             priority=priority,
         )
-        return EncodingRun(self._client.encode(id, request, endpoint=endpoint, timeout=timeout))
+        active = self._client.encode(id, request, endpoint=endpoint, caller=caller, timeout=timeout)
+        return EncodingRun(active)
 
     @property
     def scoring(self) -> EncodingKind:

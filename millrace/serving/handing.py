@@ -49,6 +49,7 @@ def _counted(running: Running, origin: Origin) -> Running:
 
 def _marked(request: Request, origin: Origin) -> Request:
     request.endpoint = origin.endpoint
+    request.caller = origin.caller
     if origin.isolated:
         request.cache_salt = f"key:{origin.caller}\0{request.cache_salt}"
     return request

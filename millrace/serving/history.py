@@ -5,6 +5,7 @@ Pure: readings of counters in, rates and levels out. It knows nothing of clocks,
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 
 import msgspec
@@ -102,6 +103,9 @@ class EndedRequest(msgspec.Struct, frozen=True):
     seconds: float
     tokens_per_second: float | None
     resumes: int
+    key: str | None = None
+    """The API key that it came with: recorded by its caller id, and shown by its name where it has one;
+    None on a server without keys."""
 
 
 class EndedRequests:
@@ -113,6 +117,7 @@ class EndedRequests:
     def add(self, ended: EndedRequest) -> None:
         self._kept.append(ended)
 
-    def newest(self, most: int) -> list[EndedRequest]:
-        found = list(self._kept)[-most:] if most else []
-        return found[::-1]
+    def newest(self, most: int, viewer: str | None = None) -> list[EndedRequest]:
+        """Of one caller, or of all."""
+        seen = (r for r in reversed(self._kept) if viewer is None or r.key == viewer)
+        return list(itertools.islice(seen, most))

@@ -37,12 +37,13 @@ class InFlight(Active):
         *,
         idle: float,
         endpoint: str = "",
+        caller: str = "",
     ) -> None:
         self.submit = submit
         self.picture: Callable[[str], Awaitable[memoryview]] | None = None
         """One of the request's pictures by its digest, as the message that the engine is sent."""
         self.generated: dict[int, list[int]] = {c.index: list(c.generated) for c in submit.choices}
-        super().__init__(id, submit.id, set(self.generated), abandon, endpoint)
+        super().__init__(id, submit.id, set(self.generated), abandon, endpoint, caller)
         self.selected: Selected | None = None
         """What stays of the prompt, where a draft has chosen."""
         self.chosen = 0.0

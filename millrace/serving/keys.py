@@ -1,4 +1,4 @@
-"""API keys: where they come from, whose a given one is, and what others may know of it.
+"""API keys: where they come from, whose a given one is, its role, and what others may know of it.
 
 Pure: no transport and no files but the key file. Secrets are hashed at once and compared as hashes, all
 of them each time, so that an answer's timing says nothing about any key.
@@ -9,12 +9,16 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
-from millrace.config import ApiKey
+from millrace.config import ApiKey, Role
 from millrace.errors import SetupError
+
+ROLES: tuple[Role, ...] = get_args(Role)
 
 
 @dataclass(frozen=True)
@@ -23,14 +27,38 @@ class Caller:
 
     id: str
     name: str
+    role: Role = "use"
+
+    @property
+    def is_admin(self) -> bool:
+        return self.role == "admin"
+
+    @property
+    def label(self) -> str:
+        """What administrators know the key by."""
+        return self.name or self.id
+
+
+_LABEL = re.compile(r"([^\[\]]*)(?:\[([^\[\]]*)\])?")
+"""What is before the first colon of a line of the key file: `NAME` or `NAME[ROLE]`. The role is there and
+not behind the key, since a key may contain colons and brackets of its own."""
 
 
 class Keys:
     def __init__(self, keys: Iterable[ApiKey]) -> None:
         self._known = [(_digest(k.secret.encode()), _caller(k)) for k in keys]
+        self._labels = {caller.id: caller.label for _, caller in self._known}
 
     def __bool__(self) -> bool:
         return bool(self._known)
+
+    @property
+    def has_admin(self) -> bool:
+        return any(caller.is_admin for _, caller in self._known)
+
+    def label(self, id: str) -> str | None:
+        """What administrators know the key with this caller id by; None if there is none."""
+        return self._labels.get(id)
 
     def find(self, given: Iterable[bytes]) -> Caller | None:
         """Who one of the given secrets belongs to."""
@@ -56,9 +84,16 @@ def secrets_in(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
     return found
 
 
-def gather(given: Sequence[str], file: str | None) -> tuple[ApiKey, ...]:
-    """The keys of the command line and of the key file; raises what is wrong with one."""
+def gather(
+    given: Sequence[str], file: str | None, admins: Sequence[str] = ()
+) -> tuple[ApiKey, ...]:
+    """The keys of the command line and of the key file; raises what is wrong with one.
+
+    A key that is given as an admin key and in another place too has the role admin, so that a client's
+    MILLRACE_API_KEY in the environment of the server does no harm.
+    """
     found = [_checked("", secret, "--api-key") for secret in given]
+    found += [_checked("", secret, "--admin-key", "admin") for secret in admins]
     if file is not None:
         path = Path(file).expanduser()
         try:
@@ -70,23 +105,48 @@ def gather(given: Sequence[str], file: str | None) -> tuple[ApiKey, ...]:
             raise SetupError(f"--api-key-file {file} holds no key.")
     unique: dict[str, ApiKey] = {}
     for key in found:
-        unique.setdefault(key.secret, key)
+        known = unique.get(key.secret, key)
+        roles: tuple[Role, Role] = (known.role, key.role)
+        unique[key.secret] = ApiKey(
+            secret=key.secret,
+            name=known.name or key.name,
+            role="admin" if "admin" in roles else "use",
+        )
     return tuple(unique.values())
 
 
 def parse(text: str, source: str) -> list[ApiKey]:
-    """One key a line, as `name:key` or alone; `#` begins a line of comment."""
-    found = []
+    """One key a line, as `KEY`, `NAME:KEY` or `NAME[ROLE]:KEY`; `#` begins a line of comment."""
+    found: dict[str, tuple[int, ApiKey]] = {}
     for number, line in enumerate(text.splitlines(), 1):
         line = line.strip()
         if not line or line.startswith("#"):
             continue
-        name, secret = line.split(":", 1) if ":" in line else ("", line)
-        found.append(_checked(name.strip(), secret.strip(), f"{source}, line {number}"))
-    return found
+        where = f"{source}, line {number}"
+        key = _line(line, where)
+        first, known = found.setdefault(key.secret, (number, key))
+        if known.role != key.role:
+            raise SetupError(f"{where}: the key has another role in line {first}.")
+    return [key for _, key in found.values()]
 
 
-def _checked(name: str, secret: str, source: str) -> ApiKey:
+def _line(line: str, where: str) -> ApiKey:
+    label, colon, secret = line.partition(":")
+    if not colon:
+        return _checked("", line, where)
+    match = _LABEL.fullmatch(label.strip())
+    if match is None:
+        raise SetupError(
+            f"{where}: '{label.strip()}' is no name with a role. Write NAME[admin]:KEY, and no other "
+            "brackets in a name."
+        )
+    role = "use" if match[2] is None else match[2].strip()
+    if (chosen := next((r for r in ROLES if r == role), None)) is None:
+        raise SetupError(f"{where}: there is no role '{role}'. Roles are {' and '.join(ROLES)}.")
+    return _checked(match[1].strip(), secret.strip(), where, chosen)
+
+
+def _checked(name: str, secret: str, source: str, role: Role = "use") -> ApiKey:
     if not secret:
         raise SetupError(f"{source}: the key is empty.")
     if not (secret.isascii() and secret.isprintable()) or " " in secret:
@@ -94,7 +154,7 @@ def _checked(name: str, secret: str, source: str) -> ApiKey:
             f"{source}: a key consists of printable ASCII characters without spaces, "
             "since it travels in a header."
         )
-    return ApiKey(secret=secret, name=name)
+    return ApiKey(secret=secret, name=name, role=role)
 
 
 def is_exposed(address: str, keys: Sequence[ApiKey]) -> bool:
@@ -112,7 +172,7 @@ def is_loopback(address: str) -> bool:
 
 def _caller(key: ApiKey) -> Caller:
     hashed = hashlib.blake2b(key.secret.encode(), digest_size=8, person=b"millrace-caller")
-    return Caller(id=hashed.hexdigest(), name=key.name)
+    return Caller(id=hashed.hexdigest(), name=key.name, role=key.role)
 
 
 def _digest(secret: bytes) -> bytes:

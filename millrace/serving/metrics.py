@@ -310,4 +310,5 @@ def _told(active: Active, model: str, seconds: float) -> EndedRequest:
         if generated > 1 and decoding > 0
         else None,
         resumes=active.deaths,
+        key=active.caller or None,
     )

@@ -303,7 +303,11 @@ class ServedModel:
         # Not before: a slot that no request in flight needs may be given to another adapter.
         submit.adapter = self.client.adapters.slot_of(request.adapter or self.adapter)
         active = self.client.submit(
-            request.id, submit, endpoint=request.endpoint, timeout=request.timeout
+            request.id,
+            submit,
+            endpoint=request.endpoint,
+            caller=request.caller,
+            timeout=request.timeout,
         )
         if pictures := request.pictures:
             active.picture = lambda digest: self.pictures.picture(pictures[digest])

@@ -73,6 +73,11 @@ class Registry:
         return self._residents.reserved
 
     @property
+    def is_open(self) -> bool:
+        """Whether models that lie on this machine are served too, and not only those named."""
+        return self._catalogue.is_open
+
+    @property
     def named(self) -> list[ModelSpec]:
         return self._catalogue.named
 

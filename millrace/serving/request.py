@@ -69,6 +69,8 @@ class Request(msgspec.Struct, kw_only=True):
     """Seconds until the request ends with an error, finished or not."""
     endpoint: str = ""
     """Where it came from, for the metrics."""
+    caller: str = ""
+    """The id of the key that it came with; empty on a server without keys."""
     skip_special_tokens: bool = True
     cache_salt: str = ""
     """Requests share cached state only with those of the same salt."""

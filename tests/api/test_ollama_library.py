@@ -25,7 +25,7 @@ def library(home: Path, default_model: Path) -> Iterator[Server]:
     served = tiny_folder.make(home / "models" / "served", default_model)
     shutil.copytree(served, home / "models" / "spare")
     env = {"MILLRACE_HOME": str(home), "HF_HUB_CACHE": str(home / "hub"), "HF_HUB_OFFLINE": "1"}
-    running = Server(str(served), env=env).wait_ready()
+    running = Server(str(served), env=env, only=False).wait_ready()
     yield running
     running.stop()
 
@@ -36,7 +36,7 @@ def client(library: Server) -> ollama.Client:
 
 
 def test_list_and_ps(client: ollama.Client, library: Server) -> None:
-    (listed,) = client.list().models
+    listed, _ = client.list().models
     assert listed.model == "served:latest"
     assert listed.modified_at and listed.size and len(listed.digest or "") == 64
     assert listed.details and listed.details.family == "llama"
@@ -124,6 +124,72 @@ def test_delete(client: ollama.Client, home: Path) -> None:
     with pytest.raises(ollama.ResponseError) as caught:
         client.delete("away")
     assert caught.value.status_code == 404
+
+
+def _hub_entry(home: Path, name: str, of: Path) -> Path:
+    repo = home / "hub" / f"models--{name.replace('/', '--')}"
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text("c0ffee")
+    shutil.copytree(of, repo / "snapshots" / "c0ffee")
+    return repo
+
+
+def test_delete_takes_nothing_from_the_cache_that_others_share(
+    client: ollama.Client, library: Server, home: Path
+) -> None:
+    repo = _hub_entry(home, "org/shared", home / "models" / "spare")
+    assert client.show("org/shared").modelinfo
+    with pytest.raises(ollama.ResponseError, match="millrace rm org/shared") as caught:
+        client.delete("org/shared")
+    assert caught.value.status_code == 403
+    assert (repo / "snapshots" / "c0ffee" / "config.json").is_file()
+    removable = {
+        m["name"]: m["removable"] for m in library.http.get("/v1/library").json()["models"]
+    }
+    assert removable["spare"] and not removable["org/shared"] and not removable["served"]
+
+
+@pytest.mark.parametrize("name", ["../outside", "..", ".", "models/../outside", "%2e%2e/outside"])
+def test_delete_stays_in_the_store(client: ollama.Client, home: Path, name: str) -> None:
+    outside = home / "outside"
+    if not outside.exists():
+        shutil.copytree(home / "models" / "spare", outside)
+    with pytest.raises(ollama.ResponseError) as caught:
+        client.delete(name)
+    assert caught.value.status_code == 404
+    assert (outside / "config.json").is_file() and (home / "models" / "spare").is_dir()
+
+
+def test_delete_of_a_link_leaves_what_it_leads_to(client: ollama.Client, home: Path) -> None:
+    target = home / "elsewhere"
+    shutil.copytree(home / "models" / "spare", target)
+    link = home / "models" / "linked"
+    link.symlink_to(target)
+    assert client.delete("linked").status == "success"
+    assert not link.is_symlink() and (target / "config.json").is_file()
+    assert not list((home / "models").glob(".removed-*"))
+    inner = home / "models" / "inner"
+    shutil.copytree(home / "models" / "spare", inner)
+    (inner / "more").symlink_to(target)
+    assert client.delete("inner").status == "success"
+    assert (target / "config.json").is_file()
+
+
+def test_a_link_to_a_served_model_is_not_removed(client: ollama.Client, home: Path) -> None:
+    link = home / "models" / "other-name"
+    link.symlink_to(home / "models" / "served")
+    with pytest.raises(ollama.ResponseError, match="being served") as caught:
+        client.delete("other-name")
+    assert caught.value.status_code == 400 and link.is_symlink()
+    link.unlink()
+
+
+def test_a_model_that_is_not_whole_can_be_removed(client: ollama.Client, home: Path) -> None:
+    broken = home / "models" / "broken"
+    broken.mkdir()
+    (broken / "config.json").write_text("{}")
+    assert client.delete("broken").status == "success"
+    assert not broken.exists()
 
 
 def test_what_is_refused_by_name(client: ollama.Client, library: Server) -> None:

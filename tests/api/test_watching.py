@@ -28,7 +28,7 @@ BODY: dict[str, Any] = {"prompt": "Once", "max_tokens": 3, "temperature": 0, "ig
 def tiny(tmp_path_factory: pytest.TempPathFactory, default_model: Path) -> Iterator[Server]:
     folder = tiny_folder.make(tmp_path_factory.mktemp("watching") / "tiny", default_model)
     running = Server(
-        str(folder), "--name", "tiny", "--api-key", "sk-watch", "--keep-alive", "0.2",
+        str(folder), "--name", "tiny", "--admin-key", "sk-watch", "--keep-alive", "0.2",
         "--cors-origin", "https://friend.example",
     )  # fmt: skip
     running.http.headers["authorization"] = "Bearer sk-watch"

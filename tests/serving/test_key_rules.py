@@ -74,3 +74,42 @@ def test_both_headers_are_read() -> None:
 def test_who_is_exposed(address: str, exposed: bool) -> None:
     assert is_exposed(address, ()) == exposed
     assert not is_exposed(address, (ApiKey(secret="k"),))
+
+
+def test_roles_in_a_key_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(
+        "ann:sk-1\nroot[admin]:sk:2[admin]:x\n[admin]: sk-3\nbob [ use ] : sk-4\nsk-5[admin]\n"
+    )
+    keys = gather(["sk-0"], str(file), ["sk-6"])
+    assert [(k.name, k.secret, k.role) for k in keys] == [
+        ("", "sk-0", "use"), ("", "sk-6", "admin"), ("ann", "sk-1", "use"),
+        ("root", "sk:2[admin]:x", "admin"), ("", "sk-3", "admin"), ("bob", "sk-4", "use"),
+        ("", "sk-5[admin]", "use"),
+    ]  # fmt: skip
+    found = Keys(keys)
+    assert found.has_admin and not Keys(gather(["sk-0"], None)).has_admin
+    root = found.find([b"sk:2[admin]:x"])
+    assert root is not None and root.is_admin and found.label(root.id) == "root"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("ann[root]:k", "no role 'root'. Roles are use and admin"),
+        ("ann[]:k", "no role ''"),
+        ("ann[admin:k", r"NAME\[admin\]:KEY"),
+        ("ann[admin][use]:k", r"NAME\[admin\]:KEY"),
+        ("ann[admin]x:k", r"NAME\[admin\]:KEY"),
+        ("[admin]:", "the key is empty"),
+        ("b:sk-1", "another role in line 1"),
+    ],
+)
+def test_a_role_that_is_written_wrongly_is_named(line: str, said: str) -> None:
+    with pytest.raises(SetupError, match=f"keys, line 2: .*{said}"):
+        parse(f"a[admin]:sk-1\n{line}", "keys")
+
+
+def test_a_key_that_is_given_twice_has_the_wider_role() -> None:
+    (key,) = gather(["sk-1"], None, ["sk-1"])
+    assert key.role == "admin"

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from millrace.config import Role
 from millrace.serving.history import EndedRequest, HistorySample
 from millrace.serving.in_flight import Phase
 from millrace.serving.keeper import State
@@ -64,6 +65,8 @@ class RequestStatus(msgspec.Struct):
     resumes: int
     priority: int
     endpoint: str
+    key: str | None
+    """The name of the API key that it came with, else the key's id; None on a server without keys."""
     specprefill: SparseStatus | None = None
 
 
@@ -132,6 +135,7 @@ class ModelStatus(msgspec.Struct, kw_only=True):
     adapter_bytes: int
     totals: TotalsStatus
     requests: list[RequestStatus]
+    """Those of the caller's own key; administrators see all."""
     ranks: list[RankStatus] | None = None
     """Of a model that is split over several."""
 
@@ -154,10 +158,23 @@ class RunningRequest(RequestStatus, kw_only=True):
 
 
 class Requests(msgspec.Struct):
+    """Those of the caller's own key; administrators see all."""
+
     running: list[RunningRequest]
     """Oldest first."""
     ended: list[EndedRequest]
     """Newest first."""
+
+
+class KeyStatus(msgspec.Struct):
+    """The API key that the request came with."""
+
+    required: bool
+    """Whether this server has keys; without, everybody may do everything."""
+    role: Role
+    name: str | None = None
+    reason: str | None = None
+    """Why administration is refused, and how to grant it; None where it is not."""
 
 
 class StatusEvent(Status, kw_only=True):

@@ -1,4 +1,4 @@
-"""The server's status as a stream: one snapshot a second, made once for all who listen.
+"""The server's status as a stream: one snapshot a second, made once for all who may see the same.
 
 A ring of the last ten minutes is kept whether anybody listens or not, so that plots start full. Who
 reads slowly misses snapshots, and holds nobody up.
@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 
-from millrace.api.admin.status import status_of
+from millrace.api.admin.status import View, status_of
 from millrace.api.answer import one_line
 from millrace.errors import Overloaded
 from millrace.serving.history import History, HistorySample
@@ -29,7 +29,9 @@ class Feed:
         self._metrics = metrics
         self._history = History()
         self._listeners = 0
-        self._latest = b""
+        self._latest: HistorySample | None = None
+        self._made: dict[str | None, bytes] = {}
+        """The latest snapshot by who is shown it."""
         self._ticked = asyncio.Event()
         self._closed = False
         self._ticking: asyncio.Task[None] | None = None
@@ -58,15 +60,15 @@ class Feed:
     def leave(self) -> None:
         self._listeners -= 1
 
-    async def events(self) -> AsyncIterator[bytes]:
+    async def events(self, view: View) -> AsyncIterator[bytes]:
         yield event("history", {"samples": self._history.columns()})
         if self._history.samples:
-            yield self._snapshot(self._history.samples[-1])
+            yield self._snapshot(self._history.samples[-1], view)
         while not self._closed:
             await self._ticked.wait()
             if self._closed:
                 return
-            yield self._latest
+            yield self._shown(view)
 
     async def _tick(self) -> None:
         before = due = time.monotonic()
@@ -90,12 +92,19 @@ class Feed:
         reading = self._metrics.reading(running, waiting, self._registry.reserved)
         sample = self._history.record(time.time(), elapsed, reading)
         if self._listeners:
-            self._latest = self._snapshot(sample)
+            self._latest, self._made = sample, {}
             ticked, self._ticked = self._ticked, asyncio.Event()
             ticked.set()
 
-    def _snapshot(self, sample: HistorySample) -> bytes:
-        return event("status", status_of(self._registry) | {"sample": sample})
+    def _shown(self, view: View) -> bytes:
+        """The latest snapshot, which the first who may see it has made."""
+        assert self._latest is not None
+        if (made := self._made.get(view.viewer)) is None:
+            made = self._made[view.viewer] = self._snapshot(self._latest, view)
+        return made
+
+    def _snapshot(self, sample: HistorySample, view: View) -> bytes:
+        return event("status", status_of(self._registry, view) | {"sample": sample})
 
 
 def event(name: str, value: object) -> bytes:

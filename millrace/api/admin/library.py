@@ -80,7 +80,7 @@ def _model(registry: Registry, spec: ModelSpec, named: bool) -> LibraryModel:
         need_bytes=need,
         fits=fits,
         named=named,
-        removable=not named and _is_kept(spec.name),
+        removable=not named and _is_own(spec),
         architecture=about.architecture if about else None,
         quantization=(about.quantization or about.dtype) if about else None,
         parameters=about.parameters if about else None,
@@ -92,10 +92,9 @@ def _described(folder: Path, modified: float) -> store.ModelDescription:
     return store.describe(folder)
 
 
-def _is_kept(name: str) -> bool:
-    """Whether millrace has it in a place of its own, or in the Hugging Face cache."""
-    own = store.own_folder(name) or (store.hub_folder(name) if "/" in name else None)
-    return own is not None
+def _is_own(spec: ModelSpec) -> bool:
+    """Whether it lies in millrace's own store, from which alone models are removed over HTTP."""
+    return spec.folder.parent == store.models_home()
 
 
 def _suggested(limit: int | None) -> list[SuggestedModel]:

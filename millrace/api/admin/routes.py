@@ -10,7 +10,9 @@ from starlette.responses import Response
 
 from millrace.api.admin.answers import Cancellation, Health, Root, Status
 from millrace.api.admin.status import ranks_of, status_of
+from millrace.api.admin.viewing import view_of
 from millrace.api.answer import as_json
+from millrace.api.callers import viewer_of
 from millrace.api.context import context_of
 from millrace.api.openapi.describe import describe
 from millrace.api.web import pages
@@ -76,10 +78,16 @@ async def metrics(http: HttpRequest) -> Response:
 
 @router.post("/v1/requests/{id}/cancel")
 @router.delete("/v1/requests/{id}")
-@describe("server", "Cancel a request by its id", answer=Cancellation, statuses=(404,))
+@describe(
+    "server",
+    "Cancel a request of the caller's by its id; administrators, any",
+    answer=Cancellation,
+    statuses=(404,),
+)
 async def cancel(http: HttpRequest, id: str) -> Response:
+    viewer = viewer_of(http)
     models = context_of(http).registry.all()
-    if not any(m.client.cancel(id) for m in models):
+    if not sum(m.client.cancel(id, viewer) for m in models):
         raise NotFound(f"No request with the id '{id}' is running.", param="id")
     return as_json({"id": id, "cancelled": True})
 
@@ -87,4 +95,4 @@ async def cancel(http: HttpRequest, id: str) -> Response:
 @router.get("/v1/status")
 @describe("server", "Models and running requests", answer=Status)
 async def status(http: HttpRequest) -> Response:
-    return as_json(status_of(context_of(http).registry))
+    return as_json(status_of(context_of(http).registry, view_of(http)))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ from millrace.api.moments import moment
 from millrace.serving.active import Active
 from millrace.serving.adapters import ServedAdapter
 from millrace.serving.client import EngineClient
+from millrace.serving.history import EndedRequest, EndedRequests
 from millrace.serving.instance import Instance
 from millrace.serving.keeper import State
 from millrace.serving.ranks.group import RankStatus, resident_peak
@@ -19,23 +21,38 @@ from millrace.serving.registry import Registry
 from millrace.version import __version__
 
 
-def status_of(registry: Registry) -> dict[str, Any]:
+@dataclass(frozen=True)
+class View:
+    """Who looks: which requests they are shown, and by what name they know others' keys."""
+
+    viewer: str | None = None
+    """The caller whose requests alone are shown; None shows all."""
+    label: Callable[[str], str | None] = lambda id: None
+
+    def requests(self, client: EngineClient) -> list[dict[str, Any]]:
+        seen = (r for r in client.in_flight.values() if r.visible_to(self.viewer))
+        return [{**_request(r), "key": self.label(r.caller)} for r in seen]
+
+    def ended(self, requests: EndedRequests, most: int) -> list[EndedRequest]:
+        found = requests.newest(most, self.viewer)
+        return [msgspec.structs.replace(r, key=self.label(r.key or "")) for r in found]
+
+
+def status_of(registry: Registry, view: View) -> dict[str, Any]:
     found = [i for i in registry.instances() if i.phase != "text"]
     memory = {"limit": registry.limit, "reserved": registry.reserved}
-    return {"version": __version__, "memory": memory, "models": [_model(i) for i in found]}
+    return {"version": __version__, "memory": memory, "models": [_model(i, view) for i in found]}
 
 
-def running_requests(registry: Registry) -> list[dict[str, Any]]:
-    """Those of all models, oldest first."""
+def running_requests(registry: Registry, view: View) -> list[dict[str, Any]]:
+    """Those of all models that the view shows, oldest first."""
     found = [
-        {"model": i.spec.name, **_request(r)}
-        for i in registry.instances()
-        for r in i.client.in_flight.values()
+        {"model": i.spec.name, **r} for i in registry.instances() for r in view.requests(i.client)
     ]
     return sorted(found, key=lambda r: -r["age_seconds"])
 
 
-def _model(instance: Instance) -> dict[str, Any]:
+def _model(instance: Instance, view: View) -> dict[str, Any]:
     client, ready = instance.client, instance.client.ready
     return {
         "name": instance.spec.name,
@@ -63,7 +80,7 @@ def _model(instance: Instance) -> dict[str, Any]:
         "adapters": [_adapter(a, client) for a in client.adapters.list.all()],
         "adapter_bytes": client.adapters.nbytes,
         "totals": asdict(client.metrics.totals),
-        "requests": [_request(r) for r in client.in_flight.values()],
+        "requests": view.requests(client),
         **({"ranks": ranks} if (ranks := ranks_of(client)) else {}),
     }
 

@@ -15,6 +15,7 @@ from millrace.api.admin.answers import Requests, StatusEvent
 from millrace.api.admin.feed import event
 from millrace.api.admin.log_lines import MOST_LINES
 from millrace.api.admin.status import running_requests
+from millrace.api.admin.viewing import view_of
 from millrace.api.answer import EventStream, as_json
 from millrace.api.context import context_of
 from millrace.api.errors import openai_error
@@ -58,8 +59,9 @@ class LogLine(msgspec.Struct):
 async def requests(http: HttpRequest) -> Response:
     wanted = _query(http, RequestsWanted)
     context = context_of(http)
-    running = running_requests(context.registry)
-    return as_json({"running": running, "ended": context.metrics.ended.newest(wanted.limit)})
+    view = view_of(http)
+    running = running_requests(context.registry, view)
+    return as_json({"running": running, "ended": view.ended(context.metrics.ended, wanted.limit)})
 
 
 @router.get("/v1/status/stream")
@@ -74,7 +76,9 @@ async def requests(http: HttpRequest) -> Response:
 async def status_stream(http: HttpRequest) -> Response:
     feed = context_of(http).feed
     feed.listen()
-    return EventStream(feed.events(), feed.leave, lambda e: event("error", openai_error(e)))
+    return EventStream(
+        feed.events(view_of(http)), feed.leave, lambda e: event("error", openai_error(e))
+    )
 
 
 @router.get("/v1/logs/stream")

@@ -11,6 +11,7 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 
 from millrace.api.answer import whole
+from millrace.api.callers import caller_of
 from millrace.api.encode.schema import EncodeCommon, InputFields, Way
 from millrace.errors import BadRequest
 from millrace.protocol import Encoded, EncodingKind
@@ -55,6 +56,7 @@ async def run(
         priority=(common.priority if common else None) or 0,
         timeout=common.timeout if common else None,
         endpoint=http.scope["route"].path,
+        caller=caller_of(http),
     )
     charge: Callable[[int], None] | None = http.scope.get("state", {}).get("charge")
     if charge is not None:

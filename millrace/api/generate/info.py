@@ -11,6 +11,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from millrace.api.answer import as_json
 from millrace.api.body import convert, read_object
+from millrace.api.callers import viewer_of
 from millrace.api.context import context_of
 from millrace.api.leases import all_loaded, leased
 from millrace.api.openapi.describe import READS, describe
@@ -82,6 +83,7 @@ def _about(model: ServedModel) -> dict[str, Any]:
 class AbortRequest(msgspec.Struct):
     rid: str | None = None
     abort_all: bool = False
+    """All of the caller's own key; for administrators, all that run."""
 
 
 @router.post("/abort_request")
@@ -89,13 +91,16 @@ class AbortRequest(msgspec.Struct):
 async def abort_request(http: HttpRequest) -> Response:
     context = context_of(http)
     wire = convert(await read_object(http, context.config.max_body), AbortRequest)
+    viewer = viewer_of(http)
     clients = [m.client for m in context.registry.all()]
     if wire.abort_all:
-        found = [c.cancel_all(list(c.in_flight.values())) for c in clients]
+        found = [
+            c.cancel_all([r for r in c.in_flight.values() if r.visible_to(viewer)]) for c in clients
+        ]
         return as_json({"aborted": sum(found)})
     if not wire.rid:
         raise BadRequest("Give the 'rid' of the request, or abort_all: true.", param="rid")
-    aborted = sum(c.cancel(wire.rid) for c in clients)
+    aborted = sum(c.cancel(wire.rid, viewer) for c in clients)
     if not aborted:
         raise NotFound(f"No request with the id '{wire.rid}' is running.", param="rid")
     return as_json({"rid": wire.rid, "aborted": aborted})

@@ -1,4 +1,4 @@
-"""Ollama's library: which models there are, what each is, which are loaded, and taking one away."""
+"""Ollama's library: which models there are, what each is, and which are loaded."""
 
 from __future__ import annotations
 
@@ -21,17 +21,14 @@ from millrace.api.body import convert, read_object
 from millrace.api.context import context_of
 from millrace.api.leases import leased
 from millrace.api.moments import moment
-from millrace.api.ollama.names import bare, tagged
+from millrace.api.ollama.names import tagged
 from millrace.api.openapi.describe import READS, describe
-from millrace.errors import BadRequest, ModelError, ModelNotFound, Unsupported
+from millrace.errors import BadRequest, ModelError, Unsupported
 from millrace.models import store
-from millrace.models.encoders import encoder_of
 from millrace.models.window import read_config
 from millrace.serving.adapters import ServedAdapter
 from millrace.serving.model import ServedModel
 from millrace.serving.pictures import takes_pictures
-from millrace.text.dialect import Dialect
-from millrace.text.tokenizer import Tokenizer
 from millrace.version import __version__
 
 router = APIRouter()
@@ -108,33 +105,8 @@ async def ps(http: HttpRequest) -> Response:
 async def show(http: HttpRequest) -> Response:
     context = context_of(http)
     name = convert(await read_object(http, context.config.max_body), OllamaModelName).asked
-    try:
-        model = await leased(http, name, loads=False)
-    except ModelNotFound:
-        folder = on_disk(bare(name))
-        if folder is None:
-            raise
-        return as_json(await asyncio.to_thread(_shown, folder, None))
-    return as_json(await asyncio.to_thread(_shown, model.tokenizer.folder, model))
-
-
-@router.delete("/api/delete")
-@describe("ollama", "Remove a model from disk", body=OllamaModelName, statuses=(404, *READS))
-async def delete(http: HttpRequest) -> Response:
-    context = context_of(http)
-    name = bare(convert(await read_object(http, context.config.max_body), OllamaModelName).asked)
-    folder = on_disk(name)
-    registry = context.registry
-    named = {s.folder.resolve(): s.name for s in registry.named}
-    if name in named.values() or (folder and folder.resolve() in named):
-        raise BadRequest(f"The model '{name}' is being served; it can be removed after that.")
-    if folder is None:
-        raise ModelNotFound(name, list(named.values()))
-    for instance in registry.instances():
-        if instance.spec.folder.resolve() == folder.resolve():
-            await registry.unload(instance.spec.name)
-    await asyncio.to_thread(store.remove, name)
-    return Response(status_code=200)
+    model = await leased(http, name, loads=False)
+    return as_json(await asyncio.to_thread(_shown, model))
 
 
 @router.post("/api/create")
@@ -148,11 +120,6 @@ async def not_here(http: HttpRequest) -> Response:
         f"{http.scope['route'].path} is not supported: models are made and named with the "
         "millrace command, and are not pushed anywhere."
     )
-
-
-def on_disk(name: str) -> Path | None:
-    """The folder of a model that millrace keeps; never one that a caller names by its path."""
-    return store.own_folder(name) or (store.hub_folder(name) if "/" in name else None)
 
 
 @dataclass(frozen=True)
@@ -223,11 +190,10 @@ _INFO = {
 """Ollama's words for what a config.json holds."""
 
 
-def _shown(folder: Path, model: ServedModel | None) -> dict[str, Any]:
+def _shown(model: ServedModel) -> dict[str, Any]:
+    tokenizer = model.tokenizer
+    folder = tokenizer.folder
     about = _about(folder)
-    tokenizer = model.tokenizer if model else Tokenizer(folder)
-    dialect = model.dialect if model else Dialect(tokenizer)
-    is_encoder = model.is_encoder if model else encoder_of(folder) is not None
     config = read_config(folder)
     config |= config.get("text_config") or {}
     kind = about.description.architecture
@@ -236,34 +202,31 @@ def _shown(folder: Path, model: ServedModel | None) -> dict[str, Any]:
         "general.parameter_count": about.description.parameters,
     }
     info |= {f"{kind}.{ours}": config[key] for ours, key in _INFO.items() if key in config}
-    if model is not None:
-        info[f"{kind}.context_length"] = model.window
-    settings = model.defaults if model else {}
+    info[f"{kind}.context_length"] = model.window
     return {
-        "modelfile": _modelfile(folder, model),
-        "parameters": "\n".join(f"{name} {value}" for name, value in settings.items()),
+        "modelfile": _modelfile(model),
+        "parameters": "\n".join(f"{name} {value}" for name, value in model.defaults.items()),
         "template": tokenizer.template_source or "",
         "details": _details(about.description),
         "model_info": info,
-        "capabilities": _capabilities(dialect, tokenizer, is_encoder, takes_pictures(folder)),
+        "capabilities": _capabilities(model, takes_pictures(folder)),
         "modified_at": about.modified,
     }
 
 
-def _modelfile(folder: Path, model: ServedModel | None) -> str:
-    lines = f"FROM {model.base if model else folder.name}\n"
-    if model is not None and model.adapter is not None:
+def _modelfile(model: ServedModel) -> str:
+    lines = f"FROM {model.base}\n"
+    if model.adapter is not None:
         lines += f"ADAPTER {model.adapter.path}\n"
     return lines
 
 
-def _capabilities(
-    dialect: Dialect, tokenizer: Tokenizer, is_encoder: bool, sees: bool
-) -> list[str]:
-    if is_encoder:
+def _capabilities(model: ServedModel, sees: bool) -> list[str]:
+    if model.is_encoder:
         return ["embedding"]
     found = ["completion", "vision"] if sees else ["completion"]
-    if tokenizer.template_source is not None:
+    dialect = model.dialect
+    if model.tokenizer.template_source is not None:
         found.append("tools")
         if dialect.format.thought is not None or dialect.format.messages is not None:
             found.append("thinking")

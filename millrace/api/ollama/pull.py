@@ -17,7 +17,7 @@ from starlette.responses import Response
 from millrace.api.answer import EventStream, as_json, whole
 from millrace.api.body import convert, read_object
 from millrace.api.context import context_of
-from millrace.api.ollama.library import OllamaModelName, on_disk
+from millrace.api.ollama.library import OllamaModelName
 from millrace.api.ollama.lines import BLANK, NDJSON, error_line, line
 from millrace.api.ollama.names import bare
 from millrace.api.openapi.describe import READS, describe
@@ -43,7 +43,7 @@ class PullRequest(OllamaModelName):
 async def pull(http: HttpRequest) -> Response:
     context = context_of(http)
     wire = convert(await read_object(http, context.config.max_body), PullRequest)
-    name = _checked(wire.asked)
+    name = await _checked(wire.asked, context.registry)
     idle = context.config.keep_alive
     if wire.stream is not False:
         lines = _lines(name, context.registry, idle)
@@ -52,17 +52,27 @@ async def pull(http: HttpRequest) -> Response:
     return as_json({"status": "success"})
 
 
-def _checked(name: str) -> str:
-    """Names only: a path would let a caller look around on this machine."""
+async def _checked(name: str, registry: Registry) -> str:
+    """Names only: a path would let a caller look around on this machine.
+
+    Where only the named models are served, another would not be after it was fetched.
+    """
     name = bare(name)
-    known = name == DEFAULT or on_disk(name) is not None
-    if not known and (not _NAME.fullmatch(name) or os.path.exists(name)):
+    if not registry.is_open:
+        await registry.spec(name)
+        return name
+    known = name == DEFAULT or await _is_served(name, registry)
+    if not known and not _is_name(name):
         raise BadRequest(
             f"'{name}' cannot be pulled: give the name of a model here, or a Hugging Face id such "
             "as org/name.",
             param="model",
         )
     return name
+
+
+def _is_name(text: str) -> bool:
+    return _NAME.fullmatch(text) is not None and not os.path.exists(text)
 
 
 def _nothing() -> None:

@@ -10,9 +10,10 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from millrace.api.answer import EventStream, as_json, whole
+from millrace.api.callers import need_admin
 from millrace.api.context import context_of, request_id
 from millrace.api.leases import kept_for
-from millrace.api.ollama import embed, library, pull
+from millrace.api.ollama import delete, embed, library, pull
 from millrace.api.ollama.context import after, followed
 from millrace.api.ollama.lines import NDJSON, error_line, now
 from millrace.api.ollama.messages import shown, turns_of
@@ -38,6 +39,7 @@ from millrace.text.conversation import Conversation, ConversationTurn
 
 router = APIRouter()
 router.include_router(library.router)
+router.include_router(delete.router)
 router.include_router(embed.router)
 router.include_router(pull.router)
 
@@ -191,6 +193,7 @@ async def _opened(
 ) -> Response:
     """Without anything to answer, the request is to load the model, or to let go of it."""
     if _lets_go(wire):
+        need_admin(http, "Unloading a model")
         await context_of(http).registry.unload(model.name, wait=False)
     else:
         await whole(http, model.client.settled(), lambda: None)

@@ -10,13 +10,14 @@ from typing import Any
 import msgspec
 from fastapi.routing import APIRoute
 
-from millrace.api.callers import OPEN_PATHS, is_limited
+from millrace.api.callers import is_limited
 from millrace.api.errors import shape_of
 from millrace.api.openapi.describe import RouteDescription, description_of
 from millrace.api.openapi.errors import MEANINGS, TYPES
 from millrace.api.openapi.examples import EXAMPLES
 from millrace.api.openapi.fields import annotate
 from millrace.api.origins import CHANGING
+from millrace.serving import access
 from millrace.version import __version__
 
 _REF = "#/components/schemas/{name}"
@@ -32,6 +33,7 @@ _ABOUT = (
     "that would change the answer and is not honoured is refused with a 400 that names it; fields "
     "that nobody knows are named in the response header `x-millrace-ignored`."
 )
+_ADMIN = "On a server with API keys, this needs one with the role `admin`."
 _SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -116,15 +118,18 @@ def _operation(
         "tags": [description.tag],
         "summary": description.summary,
         "parameters": _parameters(route, description, book),
-        "responses": _responses(path, method, description, book),
+        "responses": _responses(route, method, description, book),
     }
     if description.body is not None:
         content: dict[str, Any] = {"application/json": {"schema": book.of(description.body)}}
         if path in EXAMPLES:
             content["application/json"]["example"] = EXAMPLES[path]
         operation["requestBody"] = {"required": description.needs_body, "content": content}
-    if path in OPEN_PATHS:
+    if path in access.OPEN_PATHS:
         operation["security"] = []
+    needed = access.HTTP.get((method, route.path), "admin")
+    if needed == "admin":
+        operation["description"] = _ADMIN
     return operation
 
 
@@ -140,12 +145,13 @@ def _parameters(
 
 
 def _responses(
-    path: str, method: str, description: RouteDescription, book: _Schemas
+    route: APIRoute, method: str, description: RouteDescription, book: _Schemas
 ) -> dict[str, Any]:
+    path = route.path_format
     statuses = set(description.statuses)
-    if path not in OPEN_PATHS:
+    if path not in access.OPEN_PATHS:
         statuses.add(401)
-    if method in CHANGING:
+    if method in CHANGING or access.HTTP.get((method, route.path), "admin") == "admin":
         statuses.add(403)
     if is_limited(method, path):
         statuses.add(429)

@@ -50,7 +50,8 @@ MEANINGS = {
     200: "The answer.",
     400: "The request is at fault; the message names the field and what it should be.",
     401: "The API key is missing or wrong.",
-    403: "The operator has not opened this to those who ask, or to the web page they ask from.",
+    403: "The key has not the role that this needs, or the operator has not opened this to those who ask "
+    "or to the web page they ask from.",
     404: "There is no such model, request or object.",
     405: "The path has other methods; Allow names them.",
     409: "The object is not in a state that allows it.",

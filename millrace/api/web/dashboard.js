@@ -4,7 +4,7 @@ import { get, follow, remove } from "./api.js";
 import { button, confirmed, el, gauge, replace, toast } from "./dom.js";
 import { bytes, clock, count, percent, rate, seconds } from "./format.js";
 import { Plot } from "./plot.js";
-import { server, watch } from "./server.js";
+import { refreshRole, server, watch } from "./server.js";
 
 const WINDOW = 30; // seconds over which the share of found tokens is taken
 const MOST_LINES = 400;
@@ -34,7 +34,8 @@ export class Dashboard {
     this.lost = el("p", { class: "error", role: "alert", hidden: true });
     const section = (title, ...rest) => el("section", { "aria-label": title }, el("div", { class: "lead" }, el("h2", { text: title })), ...rest);
     this.log.hidden = true;
-    this.root = el("div", { class: "view" }, el("div", { class: "page" }, this.lost, this.stats,
+    this.refused = el("p", { class: "dim", role: "note", hidden: true });
+    this.root = el("div", { class: "view" }, el("div", { class: "page" }, this.lost, this.refused, this.stats,
       section("Running now", this.running),
       section("The last ten minutes", el("div", { class: "plots" }, ...this.plots.map((p) => p.root))),
       section("Engines", this.engines),
@@ -46,6 +47,14 @@ export class Dashboard {
 
   enter() {
     this.unwatch = watch(() => this.show());
+    refreshRole().then(() => this.showRole(), () => {}); // without an answer the server still refuses
+  }
+
+  /** What only administrators may do is switched off for others, with the reason. */
+  showRole() {
+    this.refused.hidden = !server.refused;
+    this.refused.textContent = server.refused ? `Requests shown are those of your key. ${server.refused}` : "";
+    for (const act of [this.logging, ...[...this.cards.values()].map((c) => c.empty)]) Object.assign(act, { disabled: Boolean(server.refused), title: server.refused ?? "" });
   }
 
   leave() {
@@ -151,8 +160,9 @@ export class Dashboard {
       ].filter(Boolean).map((text) => el("span", { text })));
       replace(tree, el("span", { text: `prefixes: ${bytes(m.cache_bytes)} in memory, ${bytes(m.cache_disk_bytes)} on disk` }));
     };
-    const made = { root, show };
+    const made = { root, show, empty };
     this.cards.set(name, made);
+    this.showRole();
     return made;
   }
 

@@ -3,7 +3,7 @@
 import { get, objects, post, remove } from "./api.js";
 import { button, confirmed, el, gauge, replace, toast } from "./dom.js";
 import { bytes, count, day } from "./format.js";
-import { refreshModels, server, watch } from "./server.js";
+import { refreshModels, refreshRole, server, watch } from "./server.js";
 
 const STATES = { loaded: "loaded", loading: "loading", unloaded: "on disk", failed: "failed" };
 
@@ -17,9 +17,11 @@ export class Models {
     const pull = el("form", { class: "row", on: { submit: (e) => { e.preventDefault(); this.pull(this.name.value.trim()); } } }, this.name, el("button", { class: "main", text: "Pull" }));
     const section = (title, ...rest) => el("section", { "aria-label": title }, el("h2", { text: title }), ...rest);
     this.all = el("input", { type: "checkbox", on: { change: () => this.showFits() } });
-    this.root = el("div", { class: "view" }, el("div", { class: "page" }, this.room,
+    this.refused = el("p", { class: "dim", role: "note", hidden: true });
+    this.fetching = section("Fetch another", pull, this.pulls);
+    this.root = el("div", { class: "view" }, el("div", { class: "page" }, this.room, this.refused,
       section("On this machine", this.list),
-      section("Fetch another", pull, this.pulls),
+      this.fetching,
       section("What fits this machine", el("label", { class: "row dim" }, this.all, "show larger ones, too"), this.fits)));
   }
 
@@ -33,7 +35,7 @@ export class Models {
 
   async load() {
     try {
-      const [library] = await Promise.all([get("/v1/library"), refreshModels()]);
+      const [library] = await Promise.all([get("/v1/library"), refreshModels(), refreshRole()]);
       this.library = library;
       this.show();
     } catch (error) {
@@ -49,6 +51,9 @@ export class Models {
   }
 
   show() {
+    this.refused.hidden = !server.refused;
+    this.refused.textContent = server.refused ?? "";
+    this.fetching.hidden = Boolean(server.refused);
     const { limit_bytes: limit, models } = this.library;
     const reserved = server.status?.memory.reserved ?? this.library.reserved_bytes;
     replace(this.room, el("div", { class: "lead" }, el("h2", { text: "Memory" }), el("span", { class: "dim figures", text: limit ? `${bytes(reserved)} of ${bytes(limit)} reserved, ${bytes(Math.max(0, limit - reserved))} free` : `${bytes(reserved)} reserved` })),
@@ -72,6 +77,7 @@ export class Models {
         try { await work(); } catch (error) { toast(error.message, "bad"); }
         this.load();
       }, more);
+      if (server.refused) Object.assign(pressed, { disabled: true, title: server.refused });
       return pressed;
     };
     const path = `/v1/models/${encodeURIComponent(card.id).replaceAll("%2F", "/")}`;
@@ -108,7 +114,7 @@ export class Models {
     replace(this.fits, ...wanted.map((s) => el("div", { class: "card item" },
       el("div", {}, el("div", { class: "row" }, el("span", { class: "name", text: s.name }), el("span", { class: `pill ${s.fits ? "good" : "bad"}`, text: s.fits ? "fits" : "too large" })),
         el("div", { class: "facts" }, el("span", { text: s.good_for }), el("span", { text: `${bytes(s.bytes)} in 4 bits` }), el("span", { text: `needs about ${bytes(s.need_bytes)}` }))),
-      el("div", { class: "row" }, button("Fetch", () => { this.name.value = s.source; this.name.focus(); this.name.scrollIntoView({ block: "center" }); })))));
+      el("div", { class: "row" }, !server.refused && button("Fetch", () => { this.name.value = s.source; this.name.focus(); this.name.scrollIntoView({ block: "center" }); })))));
     if (!wanted.length) replace(this.fits, el("p", { class: "empty", text: "None of the models that are known here." }));
   }
 

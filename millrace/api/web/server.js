@@ -2,7 +2,8 @@
 
 import { follow, get } from "./api.js";
 
-export const server = { models: [], status: null, samples: null, connected: true, trouble: null };
+/** `refused` is why this tab's key may not manage the server; null where it may. */
+export const server = { models: [], status: null, samples: null, connected: true, trouble: null, refused: null };
 const MOST = 600;
 const heard = new Set();
 let stop = null;
@@ -10,6 +11,10 @@ let stop = null;
 export async function refreshModels() {
   server.models = (await get("/v1/models")).data;
   return server.models;
+}
+
+export async function refreshRole() {
+  server.refused = (await get("/v1/key")).reason;
 }
 
 export const modelNamed = (name) => server.models.find((m) => m.id === name) ?? null;

@@ -24,9 +24,10 @@ _TRANSPORT = ("grpc-", "user-agent", "content-type", "te", ":")
 
 class BackendDoor:
     def __init__(self, inside: grpc.aio.Channel, token: str = "") -> None:
-        """`token` is what callers must bring; empty lets everybody in."""
+        """`token` is what callers must bring; empty lets everybody in. Its holder is the LocalAI that the
+        backend belongs to, and may call every method."""
         self._inside = inside
-        self._keys = Keys([ApiKey(secret=token)] if token else [])
+        self._keys = Keys([ApiKey(secret=token, role="admin")] if token else [])
 
     def handlers(self) -> grpc.GenericRpcHandler:
         found = {method.name: self._handler(method) for method in wire.METHODS}

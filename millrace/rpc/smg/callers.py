@@ -1,13 +1,19 @@
-"""Who calls: the key that a call brings in its metadata, and what its holder may use."""
+"""Who calls: the key that a call brings in its metadata, the role that it needs, and what its holder may
+use.
+"""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
+
+import grpc
 
 from millrace.caller import current_caller
 from millrace.config import ServeConfig
-from millrace.errors import MillraceError, RateLimited, Unauthorized
+from millrace.errors import MillraceError, RateLimited, RoleNeeded, Unauthorized
+from millrace.serving import access
 from millrace.serving.handing import Origin
 from millrace.serving.keys import Caller, Keys, secrets_in
 from millrace.serving.limits import RateLimits
@@ -21,13 +27,29 @@ class Callers:
         self._metrics = metrics
         self._isolated = config.cache_isolation == "key"
 
-    def known(self, context: Any, method: str) -> Caller | None:
+    def check(self, metadata: Any, method: str) -> None:
+        """Raise that a call has no key of this server's, or one without the role that it needs."""
+        needed = access.RPC.get(method, "admin")
+        if needed == "open":
+            return
+        caller = self._known(metadata, method)
+        try:
+            access.check(method, needed, caller, self._keys)
+        except RoleNeeded as error:
+            raise self._refused(method, error) from None
+
+    def viewer(self, context: Any, method: str) -> str | None:
+        """The caller whose requests alone may be shown and cancelled; None for those who may see all."""
+        caller = self._known(context.invocation_metadata(), method)
+        return None if caller is None or caller.is_admin else caller.id
+
+    def _known(self, metadata: Any, method: str) -> Caller | None:
         """Who calls, on a server with keys; raises that a call has none of them."""
         if not self._keys:
             return None
         given = secrets_in(
             (name.encode(), value if isinstance(value, bytes) else value.encode())
-            for name, value in context.invocation_metadata() or ()
+            for name, value in metadata or ()
         )
         if (caller := self._keys.find(given)) is not None:
             return caller
@@ -43,7 +65,7 @@ class Callers:
 
     def admitted(self, context: Any, method: str) -> Origin:
         """Where work comes from that a call asks for; raises that it may not have it."""
-        caller = self.known(context, method)
+        caller = self._known(context.invocation_metadata(), method)
         id = caller.id if caller is not None else ""
         whose = id or _host(context.peer())
         current_caller.set(whose)
@@ -64,3 +86,40 @@ class Callers:
 def _host(peer: str) -> str:
     """The address in gRPC's spelling of a peer, like ipv4:127.0.0.1:5000."""
     return peer.partition(":")[2].rpartition(":")[0]
+
+
+class RoleInterceptor(grpc.aio.ServerInterceptor):
+    """Refuses calls whose key has not the role that the method needs, before the method is run."""
+
+    def __init__(self, callers: Callers) -> None:
+        self._callers = callers
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        details: Any = handler_call_details
+        if handler is None or access.RPC.get(details.method) == "open":
+            return handler
+        try:
+            self._callers.check(details.invocation_metadata, details.method)
+        except MillraceError as error:
+            return _refusing(handler, error)
+        return handler
+
+
+def _refusing(handler: Any, error: MillraceError) -> Any:
+    """The handler of a call that is ended with this error, whatever it asks for."""
+
+    async def one(_wire: Any, _context: Any) -> Any:
+        raise error
+
+    async def many(_wire: Any, _context: Any) -> AsyncIterator[Any]:
+        raise error
+        yield
+
+    if handler.response_streaming:
+        return handler._replace(unary_stream=many, stream_stream=many)
+    return handler._replace(unary_unary=one, stream_unary=one)

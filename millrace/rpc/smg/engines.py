@@ -40,15 +40,14 @@ class _Engine(ABC):
     def _method(self, name: str) -> str:
         return f"/{self.name}/{name}"
 
-    def _known(self, context: Any, method: str) -> None:
-        self._worker.callers.known(context, self._method(method))
+    def _viewer(self, context: Any, method: str) -> str | None:
+        return self._worker.callers.viewer(context, self._method(method))
 
     def Generate(self, wire: Any, context: Any) -> AsyncIterator[Any]:
         return self._worker.generate(self.pb, wire, context, self._method("Generate"))
 
     async def Abort(self, wire: Any, context: Any) -> Any:
-        self._known(context, "Abort")
-        await self._worker.abort(wire.request_ids)
+        await self._worker.abort(wire.request_ids, self._viewer(context, "Abort"))
         return self.pb.AbortResponse()
 
     async def HealthCheck(self, _wire: Any, _context: Any) -> Any:
@@ -56,7 +55,6 @@ class _Engine(ABC):
         return self.pb.HealthCheckResponse(healthy=trouble is None, message=trouble or "ready")
 
     async def GetModelInfo(self, _wire: Any, context: Any) -> Any:
-        self._known(context, "GetModelInfo")
         return self.pb.GetModelInfoResponse(**await self._worker.facts())
 
     @abstractmethod
@@ -64,7 +62,6 @@ class _Engine(ABC):
         """What it is and does, in the words of the one that it stands for."""
 
     async def GetTokenizer(self, _wire: Any, context: Any) -> AsyncIterator[Any]:
-        self._known(context, "GetTokenizer")
         for data, fingerprint in chunks(await self._worker.bundle()):
             yield common.GetTokenizerChunk(data=data, sha256=fingerprint)
 
@@ -74,7 +71,6 @@ class MlxEngine(_Engine):
     name = MLX
 
     async def GetServerInfo(self, _wire: Any, context: Any) -> Any:
-        self._known(context, "GetServerInfo")
         return self.pb.GetServerInfoResponse(
             server_type="mlx-grpc",
             active_requests=self._worker.active,
@@ -93,7 +89,6 @@ class VllmEngine(_Engine):
         return info
 
     async def GetServerInfo(self, _wire: Any, context: Any) -> Any:
-        self._known(context, "GetServerInfo")
         client = self._worker.client
         ready = client.ready if client is not None else None
         return self.pb.GetServerInfoResponse(
@@ -118,7 +113,6 @@ class VllmEngine(_Engine):
         )
 
     async def GetLoads(self, wire: Any, context: Any) -> Any:
-        self._known(context, "GetLoads")
         loads = [] if wire.dp_rank else [self._scheduler_load()]
         return self.pb.GetLoadsResponse(
             timestamp=datetime.now(UTC).isoformat(),
@@ -145,7 +139,6 @@ class VllmEngine(_Engine):
         )
 
     async def FlushCache(self, wire: Any, context: Any) -> Any:
-        self._known(context, "FlushCache")
         if left := await self._worker.idle(wire.timeout_s):
             text = f"Requests are in flight: {left}. Their state would be kept anew."
             return common.FlushCacheResponse(success=False, message=text)
@@ -159,6 +152,5 @@ class VllmEngine(_Engine):
     StopProfile = StartProfile
 
     async def SubscribeKvEvents(self, wire: Any, context: Any) -> AsyncIterator[Any]:
-        self._known(context, "SubscribeKvEvents")
         async for batch in self._worker.events.subscribe(wire.start_sequence_number):
             yield batch

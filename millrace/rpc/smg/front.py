@@ -14,6 +14,7 @@ from smg_grpc_proto.generated import mlx_engine_pb2_grpc, vllm_engine_pb2_grpc
 from millrace.config import ServeConfig
 from millrace.rpc.server import listen, make_server
 from millrace.rpc.smg import health
+from millrace.rpc.smg.callers import RoleInterceptor
 from millrace.rpc.smg.engines import MLX, VLLM, MlxEngine, VllmEngine
 from millrace.rpc.smg.worker import Worker
 from millrace.serving.catalogue import ModelSpec
@@ -42,7 +43,7 @@ class SmgFront:
         engine = config.smg_engine
         self._address = address
         self.cache_changed = worker.cache_changed
-        self._server = make_server(config.reader_timeout)
+        self._server = make_server(config.reader_timeout, [RoleInterceptor(worker.callers)])
         self._ending: asyncio.Task[None] | None = None
         names = []
         if engine in ("vllm", "both"):

@@ -134,7 +134,7 @@ class Worker:
             await model.client.settled()
             inputs = encodings.tokens([prompt_ids(wire.tokenized, model)])
             id = self._id(wire.request_id, "emb-")
-            running = encodings.run(id, inputs, endpoint=origin.endpoint)
+            running = encodings.run(id, inputs, endpoint=origin.endpoint, caller=origin.caller)
             if origin.charge is not None:
                 running.on_end(origin.charge)
             try:
@@ -143,12 +143,13 @@ class Worker:
                 running.close()
             return numbers(found[0]), inputs.count
 
-    async def abort(self, ids_: Sequence[str]) -> None:
+    async def abort(self, ids_: Sequence[str], viewer: str | None) -> None:
+        """End requests by their ids; a `viewer` ends its own alone."""
         clients = [model.client for model in self._registry.all()]
         pace = Pace()
         for id in ids_:
             for client in clients:
-                client.cancel(id)
+                client.cancel(id, viewer)
             await pace.rest()
 
     async def idle(self, seconds: float) -> int:

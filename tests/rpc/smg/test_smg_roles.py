@@ -1,0 +1,95 @@
+"""A worker with keys: which role each method needs, whose requests end, and who sees prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from api import tiny_folder
+from conftest import PATIENCE, until
+from rpc.smg.worker_calls import Worker, serving, vllm
+from smg_grpc_proto.generated import common_pb2
+
+common: Any = common_pb2
+ANN, BOB, ROOT = ((("authorization", f"Bearer sk-{who}"),) for who in ("ann", "bob", "root"))
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory, default_model: Path) -> Iterator[Worker]:
+    folder = tiny_folder.make(tmp_path_factory.mktemp("smg-roles") / "tiny", default_model)
+    keys = ("--api-key", "sk-ann", "--api-key", "sk-bob", "--admin-key", "sk-root")
+    with serving(str(folder), "--name", "tiny", *keys, "--smg-engine", "both") as found:
+        found.http.headers["authorization"] = "Bearer sk-root"
+        yield found
+
+
+def _generate(worker: Worker, prompt: list[int], metadata: Any, **said: Any) -> Any:
+    return worker.vllm.stub.Generate(
+        worker.vllm.request(prompt, **said), metadata=metadata, timeout=PATIENCE
+    )
+
+
+def test_the_cache_is_dropped_for_administrators_alone(worker: Worker) -> None:
+    stub = worker.vllm.stub
+    with pytest.raises(grpc.RpcError) as caught:
+        stub.FlushCache(common.FlushCacheRequest(), metadata=ANN)
+    assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    assert "role 'admin'" in caught.value.details() and "--admin-key" in caught.value.details()
+    for call in (stub.StartProfile, stub.StopProfile):
+        request = (
+            common.StartProfileRequest if call is stub.StartProfile else common.StopProfileRequest
+        )
+        for metadata, code in (
+            ((), grpc.StatusCode.UNAUTHENTICATED),
+            (ANN, grpc.StatusCode.PERMISSION_DENIED),
+            (ROOT, grpc.StatusCode.UNIMPLEMENTED),
+        ):
+            with pytest.raises(grpc.RpcError) as caught:
+                call(request(), metadata=metadata)
+            assert caught.value.code() is code
+    assert stub.FlushCache(common.FlushCacheRequest(), metadata=ROOT).success
+
+
+@pytest.mark.parametrize("engine", ["vllm", "mlx"])
+def test_a_key_aborts_its_own_requests_alone(worker: Worker, engine: str) -> None:
+    service = getattr(worker, engine)
+    wire = service.request([1, 2, 3], id="of-ann", stream=True, max_tokens=7000, ignore_eos=True)
+    call = service.stub.Generate(wire, metadata=ANN, timeout=PATIENCE)
+    next(call)
+    abort = service.pb.AbortRequest(request_ids=["of-ann"])
+    service.stub.Abort(abort, metadata=BOB)
+    assert [r["id"] for r in worker.server.status()["requests"]] == ["of-ann"]
+    next(call)
+    service.stub.Abort(abort, metadata=ANN)
+    assert list(call)[-1].complete.finish_reason == "abort"
+
+
+def test_embeddings_and_answers_belong_to_their_key(worker: Worker) -> None:
+    call = _generate(
+        worker, [1, 2], BOB, id="of-bob", stream=True, max_tokens=7000, ignore_eos=True
+    )
+    next(call)
+    ann = {"authorization": "Bearer sk-ann"}
+    bob = {"authorization": "Bearer sk-bob"}
+    assert worker.http.delete("/v1/requests/of-bob", headers=ann).status_code == 404
+    assert worker.http.get("/v1/requests", headers=ann).json()["running"] == []
+    assert worker.http.delete("/v1/requests/of-bob", headers=bob).status_code == 200
+    assert list(call)[-1].complete.finish_reason == "abort"
+    assert until(lambda: not worker.server.status()["requests"])
+
+
+def test_what_a_worker_tells_of_itself_needs_any_key(worker: Worker) -> None:
+    stub = worker.vllm.stub
+    assert stub.HealthCheck(vllm.HealthCheckRequest()).healthy
+    for call, request in (
+        (stub.GetModelInfo, vllm.GetModelInfoRequest),
+        (stub.GetServerInfo, vllm.GetServerInfoRequest),
+        (stub.GetLoads, vllm.GetLoadsRequest),
+    ):
+        assert call(request(), metadata=ANN)
+        with pytest.raises(grpc.RpcError) as caught:
+            call(request())
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
