@@ -152,5 +152,8 @@ class VllmEngine(_Engine):
     StopProfile = StartProfile
 
     async def SubscribeKvEvents(self, wire: Any, context: Any) -> AsyncIterator[Any]:
-        async for batch in self._worker.events.subscribe(wire.start_sequence_number):
+        # Token ids are prompts: what others sent is for those who may see it all.
+        shows = self._viewer(context, "SubscribeKvEvents") is None
+        start = wire.start_sequence_number
+        async for batch in self._worker.events.subscribe(start, shows_tokens=shows):
             yield batch

@@ -1,5 +1,8 @@
 """What becomes of the prefix cache, and how busy the engine is, as a stream for a gateway's router.
 
+A gateway names blocks by their token ids, which are other callers' prompts: a subscriber who may not see
+them gets blocks under hashes that only this process can compute, and no ids.
+
 Batches have rising numbers, and a bounded history of them is kept. Whoever begins, or has been away for
 too long, gets a snapshot of all blocks first; the number at which a server begins is its own, so that
 nobody goes on from where another server was.
@@ -8,8 +11,10 @@ nobody goes on from where another server was.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
 import logging
+import secrets
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
@@ -53,6 +58,7 @@ class KvEvents:
         self._ids = itertools.count(1)
         self._news = asyncio.Event()
         self._closed = False
+        self._secret = secrets.token_bytes(16)
 
     def close(self) -> None:
         """End all streams."""
@@ -78,8 +84,12 @@ class KvEvents:
         if events:
             self._tell()
 
-    async def subscribe(self, start: int) -> AsyncIterator[Any]:
+    async def subscribe(self, start: int, *, shows_tokens: bool = True) -> AsyncIterator[Any]:
         """Batches from `start` on, as far as they are kept; else from a snapshot on."""
+        async for batch in self._batches(start):
+            yield batch if shows_tokens else self._hidden(batch)
+
+    async def _batches(self, start: int) -> AsyncIterator[Any]:
         behind = start - 1 if start and self._reaches(start) else None
         told: Load | None = None
         heard, sample = 0.0, 0
@@ -125,6 +135,25 @@ class KvEvents:
             )
             for index, group in enumerate(groups)
         ]
+
+    def _hidden(self, batch: Any) -> Any:
+        """A copy without token ids, whose hashes do not let a reader test what the tokens may be."""
+        hidden = messages.KvEventBatch()
+        hidden.CopyFrom(batch)
+        for event in hidden.events:
+            for block in event.stored.blocks:
+                del block.token_ids[:]
+                block.block_hash = self._keyed(block.block_hash)
+            if event.stored.HasField("parent_block_hash"):
+                event.stored.parent_block_hash = self._keyed(event.stored.parent_block_hash)
+            for at, hash_ in enumerate(event.removed.block_hashes):
+                event.removed.block_hashes[at] = self._keyed(hash_)
+        return hidden
+
+    def _keyed(self, hash_: int) -> int:
+        words = hash_.to_bytes(8, "little", signed=True)
+        made = hashlib.blake2b(words, digest_size=8, key=self._secret).digest()
+        return int.from_bytes(made, "little", signed=True)
 
     def _event(self, event: BlockEvent) -> Any:
         return _event(event, next(self._ids))

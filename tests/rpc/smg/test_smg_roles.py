@@ -67,6 +67,53 @@ def test_a_key_aborts_its_own_requests_alone(worker: Worker, engine: str) -> Non
     assert list(call)[-1].complete.finish_reason == "abort"
 
 
+def _stored(worker: Worker, metadata: Any, count: int) -> tuple[list[Any], list[Any], Any]:
+    """Events up to as many blocks, the blocks, and the stream."""
+    call = worker.vllm.stub.SubscribeKvEvents(
+        common.SubscribeKvEventsRequest(), metadata=metadata, timeout=PATIENCE
+    )
+    events: list[Any] = []
+    for batch in call:
+        events += batch.events
+        blocks = [b for e in events for b in e.stored.blocks]
+        if len(blocks) >= count:
+            return events, blocks, call
+    raise AssertionError("the stream ended")
+
+
+def test_token_ids_of_prompts_are_shown_to_administrators_alone(worker: Worker) -> None:
+    stub = worker.vllm.stub
+    stub.FlushCache(common.FlushCacheRequest(), metadata=ROOT)
+    secret = list(range(1000, 1065))
+    list(_generate(worker, secret, ANN, max_tokens=1))
+    seen, shown, root = _stored(worker, ROOT, 4)
+    _, hidden, bob = _stored(worker, BOB, 4)
+    wanted = [tuple(secret[i : i + 16]) for i in range(0, 64, 16)]
+    assert [tuple(b.token_ids) for b in shown[:4]] == wanted
+    assert len(hidden) == len(shown) and all(not b.token_ids for b in hidden)
+    assert all(b.block_size == 16 for b in hidden)
+    # Hashes of tokens alone would let their reader test guesses.
+    hashes = {b.block_hash for b in hidden}
+    assert len(hashes) == len(hidden) and hashes.isdisjoint(b.block_hash for b in shown)
+    # A subscriber who listens sees later blocks follow the first, and all of them go.
+    more = [*secret, *range(2000, 2047)]
+    list(_generate(worker, more, ANN, max_tokens=1))
+    for call, known in ((root, {b.block_hash for b in shown}), (bob, hashes)):
+        parents: set[int] = set()
+        for batch in call:
+            for event in batch.events:
+                if event.stored.HasField("parent_block_hash"):
+                    parents.add(event.stored.parent_block_hash)
+                tokens = [t for b in event.stored.blocks for t in b.token_ids]
+                assert call is root or not tokens
+            if parents & known:
+                break
+        else:
+            raise AssertionError("the stream ended")
+        call.cancel()
+    assert seen
+
+
 def test_embeddings_and_answers_belong_to_their_key(worker: Worker) -> None:
     call = _generate(
         worker, [1, 2], BOB, id="of-bob", stream=True, max_tokens=7000, ignore_eos=True
