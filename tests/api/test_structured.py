@@ -93,6 +93,7 @@ def test_plain_requests_beside_structured_ones_are_unchanged(server: Server) -> 
         ("guided_choice", ["yes", "no", "maybe"], r"^(yes|no|maybe)$"),
         ("guided_grammar", 'root ::= ("x" | "y") "!"', r"^[xy]!$"),
         ("guided_json", {"type": "integer", "minimum": 3, "maximum": 5}, r"^[345]$"),
+        ("guided_json", {"type": "int", "minimum": 3, "maximum": 5}, r"^[345]$"),
     ],
 )
 def test_the_guided_family(server: Server, field: str, value: Any, pattern: str) -> None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+from millrace.text.formats.type_names import standard_types
 
 _TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
@@ -26,6 +28,10 @@ _WORDS: dict[str, Any] = {
 }  # fmt: skip
 
 
+_WRAPPERS = ("arguments", "input", "parameters", "properties")
+"""Names under which some models put all arguments at once."""
+
+
 def resolve(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Mapping[str, Any]:
     """The schema behind local references."""
     while isinstance(schema, Mapping) and isinstance(schema.get("$ref"), str) and depth < 32:
@@ -33,7 +39,8 @@ def resolve(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Mapping[str
         for part in schema["$ref"].lstrip("#").strip("/").split("/"):
             if not part:
                 continue
-            target = target.get(part) if isinstance(target, Mapping) else None
+            name = part.replace("~1", "/").replace("~0", "~")
+            target = target.get(name) if isinstance(target, Mapping) else None
         schema, depth = target, depth + 1
     return schema if isinstance(schema, Mapping) else {}
 
@@ -49,12 +56,10 @@ def kinds(schema: Any, root: Mapping[str, Any], seen: set[int] | None = None) ->
         return frozenset()
     seen.add(id(schema))
     declared = schema.get("type")
-    if isinstance(declared, str):
-        return frozenset({declared})
-    if isinstance(declared, list):
-        return frozenset(kind for kind in declared if isinstance(kind, str))
-    options = schema.get("enum") or ([schema["const"]] if "const" in schema else None)
-    if isinstance(options, list):
+    if isinstance(declared, str | list) and declared != "enum":
+        return _declared(declared)
+    options = _options(schema)
+    if options is not None:
         return frozenset(_kind(option) for option in options)
     found: set[str] = set()
     for word in ("anyOf", "oneOf", "allOf"):
@@ -67,6 +72,22 @@ def kinds(schema: Any, root: Mapping[str, Any], seen: set[int] | None = None) ->
     return frozenset(found)
 
 
+def _declared(names: str | list[Any]) -> frozenset[str]:
+    """The types of a schema's `type`; empty where one of its names is unknown or means any type."""
+    found: set[str] = set()
+    for name in [names] if isinstance(names, str) else names:
+        types = standard_types(name) if isinstance(name, str) else None
+        if not types:
+            return frozenset()
+        found |= types
+    return frozenset(found)
+
+
+def _options(schema: Mapping[str, Any]) -> list[Any] | None:
+    options = schema.get("enum") or ([schema["const"]] if "const" in schema else None)
+    return options if isinstance(options, list) else None
+
+
 def _kind(value: Any) -> str:
     if isinstance(value, bool):
         return "boolean"
@@ -74,14 +95,32 @@ def _kind(value: Any) -> str:
 
 
 def is_text(schema: Any, root: Mapping[str, Any]) -> bool:
-    """Whether a value can only be a string, so that it may be passed on before it is complete."""
-    return kinds(schema, root) == {"string"}
+    """Whether a value can only be a string, so that it may be passed on before it is complete.
+
+    One of a few given strings is read whole: what a model writes may need to be brought to them.
+    """
+    return kinds(schema, root) == {"string"} and _options(resolve(schema, root)) is None
 
 
 def properties(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schemas of a tool's parameters by name."""
-    found = resolve(parameters, parameters).get("properties")
-    return found if isinstance(found, Mapping) else {}
+    """The schemas of a tool's parameters by name, of all alternatives where it has several."""
+    return _properties(parameters, parameters, set())
+
+
+def _properties(schema: Any, root: Mapping[str, Any], seen: set[int]) -> Mapping[str, Any]:
+    found = resolve(schema, root)
+    own = found.get("properties")
+    merged = dict(own) if isinstance(own, Mapping) else {}
+    if id(found) in seen:
+        return merged
+    seen.add(id(found))
+    for word in ("allOf", "anyOf", "oneOf"):
+        parts = found.get(word)
+        for part in parts if isinstance(parts, list) else ():
+            for name, inner in _properties(part, root, seen).items():
+                known = merged.get(name)
+                merged[name] = inner if known is None else {"anyOf": [known, inner]}
+    return merged
 
 
 def parameter_order(parameters: Mapping[str, Any]) -> list[str]:
@@ -113,20 +152,65 @@ def as_object(encoded: str, parameters: Mapping[str, Any]) -> str:
     return f"{{{json.dumps(name, ensure_ascii=False)}: {text}}}"
 
 
+def may_wrap(name: str, parameters: Mapping[str, Any]) -> bool:
+    """Whether a parameter of this name may hold all arguments: it is none of the tool's own."""
+    known = properties(parameters)
+    return name in _WRAPPERS and bool(known) and name not in known
+
+
+def unwrapped(text: str, schema: Mapping[str, Any]) -> str:
+    """All arguments, written as one object under a name that is none of the tool's parameters.
+
+    Returns the object's members as JSON text; nothing where they are not the tool's own.
+    """
+    found = coerce(text, {"type": ["object", "string"]}, schema)
+    value = json.loads(found)
+    if isinstance(value, dict) and value and set(value) <= set(properties(schema)):
+        return found.strip()[1:-1].strip()
+    return ""
+
+
 def coerce(text: str, schema: Any, root: Mapping[str, Any]) -> str:
     """The JSON text of an argument written as plain `text`."""
     allowed = kinds(schema, root)
-    if allowed == {"string"}:
-        return json.dumps(text, ensure_ascii=False)
     stripped = text.strip()
-    found, value = _read(stripped)
-    if found and _fits(value, allowed):
-        return _write(value, stripped, allowed)
-    if allowed and "string" not in allowed and found and isinstance(value, str):
-        again, inner = _read(value.strip())
-        if again and _fits(inner, allowed):
-            return _write(inner, value.strip(), allowed)
+    if allowed == {"string"}:
+        return json.dumps(_option(text, _options(resolve(schema, root))), ensure_ascii=False)
+    if not allowed or "string" in allowed:
+        found, value = _read(stripped)
+        options = _options(resolve(schema, root))
+        listed = options is not None and stripped in options and value not in options
+        if found and not listed and _fits(value, allowed):
+            return _write(value, stripped, allowed)
+        return json.dumps(stripped if listed else text, ensure_ascii=False)
+    for written in _readings(stripped):
+        found, value = _read(written)
+        if found and (value is None or _fits(value, allowed)):
+            return _write(value, written, allowed)
     return json.dumps(text, ensure_ascii=False)
+
+
+def unquoted(text: str) -> str:
+    """The string that JSON text of a string stands for; any other text is the string itself."""
+    found, value = _read(text.strip())
+    return value if found and isinstance(value, str) else text
+
+
+def _option(text: str, options: list[Any] | None) -> str:
+    """The given string that `text` means: without blanks or quotes around it, where it has them."""
+    readings = (text, text.strip(), unquoted(text))
+    return next((reading for reading in readings if reading in (options or ())), text)
+
+
+def _readings(text: str) -> Iterator[str]:
+    """A value that is no string as it stands, out of its quotes, and with its quotes unescaped."""
+    yield text
+    yield unquoted(text).strip()
+    if text.lower() in ("true", "false", "null"):
+        yield text.lower()
+    if '\\"' in text:
+        yield unquoted(f'"{text}"')
+        yield unquoted(unquoted(f'"{text}"')).strip()
 
 
 def coerce_json(encoded: str, schema: Any, root: Mapping[str, Any]) -> str:

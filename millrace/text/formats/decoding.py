@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from millrace.text.formats.arguments import ArgumentText
 from millrace.text.formats.coerce import as_object
-from millrace.text.formats.reader import Malformed, Reader, Steps, discard
+from millrace.text.formats.reader import Malformed, Reader, Steps, Write, discard
 from millrace.text.formats.sink import Sink
+from millrace.text.formats.unique_keys import UniqueKeys
 from millrace.text.formats.values import JSON, PYTHON, ValueDialect, copy_unquoted, copy_value
 from millrace.text.stops import Patterns
 
@@ -51,7 +52,7 @@ class Decoding:
         """Those of them that open or close calls."""
         self._patterns: dict[tuple[str, ...], Patterns] = {}
         self._returns = 0
-        self._arguments = ArgumentText(discard, self.marks)
+        self._keep(discard)
 
     def begin(self, name: str, given_id: str | None = None) -> None:
         """The call is certain. Without real markup around it, only an offered tool is a call."""
@@ -66,22 +67,29 @@ class Decoding:
         self.committed = True
         self.begun_at = self.reader.at
         self.sink.swallow()
-        self._arguments = ArgumentText(self.sink.arguments, self.marks)
+        self._keep(self.sink.arguments)
 
     def _open(self, name: str, given_id: str | None) -> None:
         self.sink.begin(name, given_id)
-        self._arguments = ArgumentText(self.sink.arguments, self.marks)
+        self._keep(self.sink.arguments)
+
+    def _keep(self, write: Write) -> None:
+        """Makes `write` the place for the arguments of the call that begins."""
+        self._keys = UniqueKeys(write)
+        self._arguments = ArgumentText(self._keys, self.marks)
 
     def write(self, text: str) -> None:
         self._arguments(text)
 
     def end(self) -> None:
         self._arguments.end()
+        self._keys.end()
         self._close()
 
     def cut(self) -> None:
         """Ends a call that went wrong, as valid JSON unless the answer was cut by a limit."""
         self._arguments.cut(not self.reader.truncated)
+        self._keys.end()
         self._close()
 
     def _close(self) -> None:
@@ -137,6 +145,10 @@ class Decoding:
         reader.release(here)
         if not ends:
             self.undo(here)
+
+    def empty_list(self) -> Steps[bool]:
+        """Skips the end of a list with nothing in it: between a family's marks, no call at all."""
+        return not self.soft and (yield from self.reader.skip("]"))
 
     def another(self, call: Steps[None], here: int) -> Steps[bool]:
         """Reads one more call; where it is none after all, returns to `here`, and False."""
@@ -254,6 +266,15 @@ class Decoding:
         parts = _ShortText()
         marker = yield from self.reader.until(ends, parts)
         return parts.text, marker
+
+
+def plain_name(name: str, known: Collection[str]) -> str:
+    """The offered tool that a name means: `get_weather.get_weather` is `get_weather`.
+
+    Families that group tools write a tool of no group as a group of its own name.
+    """
+    first, dot, second = name.partition(".")
+    return first if dot and first == second and name not in known and first in known else name
 
 
 def spelling(reader: Reader) -> Steps[ValueDialect]:

@@ -12,6 +12,7 @@ from millrace.text.formats.header_families import HEADER
 from millrace.text.formats.json_families import JSON
 from millrace.text.formats.syntax import (
     FormatFamily,
+    JsonCalls,
     Messages,
     OutputFormat,
     PythonCalls,
@@ -54,8 +55,12 @@ _PYTHON: tuple[FormatFamily, ...] = (
     FormatFamily(
         OutputFormat(
             "lfm2",
-            (PythonCalls(opens=("<|tool_call_start|>",), closes=("<|tool_call_end|>",)),),
+            (
+                PythonCalls(opens=("<|tool_call_start|>",), closes=("<|tool_call_end|>",)),
+                JsonCalls(opens=("<|tool_call_start|>",), closes=("<|tool_call_end|>",)),
+            ),
             thoughts.THINK,
+            echoes=True,
         ),
         (("<|tool_call_start|>",), ("<|tool_list_start|>",), ("List of tools: ", "<|im_start|>")),
         ("<|tool_call_start|>",),

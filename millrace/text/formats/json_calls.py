@@ -21,6 +21,8 @@ def decode_json(state: Decoding, syntax: JsonCalls) -> Steps[None]:
     yield from state.blanks()
     listed = yield from reader.skip("[")
     yield from state.blanks()
+    if listed and (yield from state.empty_list()):
+        return
     yield from _recoverable(state, syntax)
     while True:
         here = reader.hold()

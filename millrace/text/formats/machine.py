@@ -241,6 +241,8 @@ class OutputParser:
             try:
                 yield from decode(state, syntax)
                 done = True
+                if self._format.echoes and syntax.closes:
+                    yield from self._skip_echo(reader.since(here).strip(), syntax.closes[0])
             except Malformed:
                 if reader.truncated:
                     if state.committed:
@@ -256,6 +258,17 @@ class OutputParser:
             reader.back(here)
         reader.release(here)
         return done
+
+    def _skip_echo(self, body: str, close: str) -> Steps[None]:
+        """Skips the closing mark of a call and, right after it, the call's text once more."""
+        reader, state = self._reader, self._state
+        yield from state.closing(close)
+        here = reader.hold()
+        yield from state.blanks()
+        found = yield from reader.skip(body)
+        reader.release(here)
+        if not found:
+            state.undo(here)
 
     def _recover(self, syntax: CallSyntax) -> Steps[None]:
         """Drops the rest of a call that went wrong after it had begun."""

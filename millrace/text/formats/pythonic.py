@@ -18,11 +18,13 @@ from millrace.text.formats.coerce import (
     coerce,
     coerce_json,
     is_text,
+    may_wrap,
     parameter_order,
     properties,
+    unwrapped,
 )
 from millrace.text.formats.decoding import PARAGRAPH, QUOTES, Decoding
-from millrace.text.formats.reader import Malformed, Steps, discard
+from millrace.text.formats.reader import Malformed, Steps, Write, discard
 from millrace.text.formats.syntax import PythonCalls
 from millrace.text.formats.values import PYTHON, copy_value
 from millrace.text.stops import Patterns
@@ -39,6 +41,8 @@ def decode_python(state: Decoding, syntax: PythonCalls) -> Steps[None]:
     yield from state.blanks()
     listed = syntax.brackets and (yield from reader.skip("["))
     yield from state.blanks()
+    if listed and (yield from state.empty_list()):
+        return
     yield from _recoverable(state, syntax)
     while True:
         here = reader.hold()
@@ -137,10 +141,23 @@ def _arguments(state: Decoding, schema: Mapping[str, Any]) -> Steps[None]:
             key = free[0] if free else next(surplus)
         if key in free:
             free.remove(key)
-        lead += json.dumps(key, ensure_ascii=False) + ": "
-        yield from _value(state, lead, known.get(key), schema, named)
+        if may_wrap(key, schema):
+            yield from _wrapper(state, lead, key, schema, named)
+        else:
+            quoted = json.dumps(key, ensure_ascii=False)
+            yield from _value(state, f"{lead}{quoted}: ", known.get(key), schema, named)
         lead = ", "
     state.write("{}" if lead == "{" else "}")
+
+
+def _wrapper(
+    state: Decoding, lead: str, key: str, schema: Mapping[str, Any], named: bool
+) -> Steps[None]:
+    """A parameter that the tool does not have, but which may hold all arguments."""
+    parts: list[str] = []
+    yield from _read_value(state, parts.append, {}, schema, named)
+    value = "".join(parts)
+    state.write(lead + (unwrapped(value, schema) or f"{json.dumps(key)}: {value}"))
 
 
 def _keyword(state: Decoding) -> Steps[str | None]:
@@ -168,6 +185,15 @@ def _value(
         if state.suspect() and not (yield from _at_border(state)):
             raise Malformed("a quote is missing")
         return
+    yield from _read_value(state, lambda text: state.write(lead + text), kind, schema, named)
+
+
+def _read_value(
+    state: Decoding, write: Write, kind: Any, schema: Mapping[str, Any], named: bool
+) -> Steps[None]:
+    """Writes a value once it is whole."""
+    reader = state.reader
+    char = yield from reader.peek()
     here = reader.hold()
     parts: list[str] = []
     text = ArgumentText(parts.append, state.marks)
@@ -181,10 +207,10 @@ def _value(
             raise
         whole = False
     if whole:
-        state.write(lead + coerce_json("".join(parts), kind, schema))
+        write(coerce_json("".join(parts), kind, schema))
     else:
         reader.back(here)
-        state.write(lead + coerce((yield from _unquoted(state, named)), kind, schema))
+        write(coerce((yield from _unquoted(state, named)), kind, schema))
     reader.release(here)
 
 

@@ -94,6 +94,13 @@ class Reader:
             self._text = "".join(reversed(parts))
         self.at = position
 
+    def since(self, position: int) -> str:
+        """The text from a held position up to here."""
+        at = self.at
+        self.back(position)
+        self.at = at
+        return self._slice(position, at)
+
     def unread(self, text: str) -> None:
         """Returns to before `text`, which was read last."""
         self.back(self.at - len(text))

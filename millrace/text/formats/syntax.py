@@ -91,11 +91,14 @@ class TaggedCalls:
 
     opens: tuple[str, ...]
     header_end: tuple[str, ...]
-    param_open: str
+    param_opens: tuple[str, ...]
     param_end: str
     value_closes: tuple[str, ...]
     closes: tuple[str, ...]
-    name_pattern: re.Pattern[str] = re.compile(r"\s*\"?(?P<name>[^\s\"<>]+)\"?\s*\Z")
+    name_pattern: re.Pattern[str] = re.compile(
+        r"\s*\"?(?P<name>[^\s\"<>]+?)\"?\s*(?P<closed>/)?\s*\Z"
+    )
+    """The call's name in its header, and `closed` where the tag has no body."""
     param_pattern: re.Pattern[str] = re.compile(r"\s*\"?(?P<name>[^\"<>\n]*?)\"?\s*\Z")
     value_open: str = ""
     header_optional: bool = False
@@ -178,6 +181,8 @@ class OutputFormat:
     """Which of `calls` the family itself writes."""
     wrapper: tuple[str, str] = ("", "")
     """What the family may write around its content."""
+    echoes: bool = False
+    """A call's text may be repeated right after its closing mark; that is neither call nor content."""
     python_tools: bool = False
     """Tools are shown as Python signatures by us, since the template knows nothing of tools."""
 

@@ -51,7 +51,7 @@ class Tables:
             if tools and isinstance(syntax, PythonCalls) and syntax.bare:
                 self.start.setdefault("[", []).append(syntax)
             if syntax.opens and isinstance(syntax, TaggedCalls):
-                parts = (syntax.param_open, syntax.value_open, *syntax.value_closes)
+                parts = (*syntax.param_opens, syntax.value_open, *syntax.value_closes)
                 self.inner.update(filter(is_markup, parts))
             if syntax.opens and isinstance(syntax, HeaderCalls):
                 fields.update(filter(is_markup, syntax.fields))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millrace.text.formats.coerce import properties
-from millrace.text.formats.decoding import Decoding
+from millrace.text.formats.decoding import Decoding, plain_name
 from millrace.text.formats.reader import Malformed, Steps, Write
 from millrace.text.formats.syntax import TaggedCalls
 
@@ -42,7 +42,7 @@ def value_ends(
     closes = (close,) if close else syntax.value_closes
     if syntax.trims:
         closes = (*closes, *("\n" + close for close in closes))
-    others = state.anchors if syntax.nested else (syntax.param_open, *state.anchors)
+    others = state.anchors if syntax.nested else (*syntax.param_opens, *state.anchors)
     others = (*others, *("\n" + mark for mark in others))
     return ValueEnds(syntax, closes, others, properties(schema), syntax.escaped)
 
@@ -73,13 +73,13 @@ def copy_text(state: Decoding, ends: ValueEnds, write: Write) -> Steps[str]:
 def _is_end(state: Decoding, ends: ValueEnds, mark: str) -> Steps[bool]:
     syntax = ends.syntax
     if mark in ends.syntax.value_closes:
-        return (yield from _follows(state, (syntax.param_open, *syntax.closes)))
-    if mark == syntax.param_open and not syntax.nested:
+        return (yield from _follows(state, (*syntax.param_opens, *syntax.closes)))
+    if mark in syntax.param_opens and not syntax.nested:
         return (
             yield from _names(state, (syntax.param_end,), syntax.param_pattern, ends.parameters)
         )
     if mark in (*syntax.opens, *syntax.soft):
-        borders = (*syntax.header_end, syntax.param_open, *syntax.closes)
+        borders = (*syntax.header_end, *syntax.param_opens, *syntax.closes)
         return (yield from _names(state, borders, syntax.name_pattern, state.sink.tools))
     return (yield from _follows(state, state.anchors))
 
@@ -110,4 +110,4 @@ def _names(
     match = pattern.match(header)
     if marker not in borders or match is None:
         return False
-    return not known or match.group("name") in known
+    return not known or plain_name(match.group("name"), known) in known

@@ -7,8 +7,17 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from millrace.text.formats.coerce import coerce, is_text, kinds, properties, resolve
-from millrace.text.formats.decoding import Decoding
+from millrace.text.formats.coerce import (
+    coerce,
+    is_text,
+    kinds,
+    may_wrap,
+    properties,
+    resolve,
+    unquoted,
+    unwrapped,
+)
+from millrace.text.formats.decoding import QUOTES, Decoding, plain_name
 from millrace.text.formats.reader import Malformed, Steps, discard
 from millrace.text.formats.syntax import TaggedCalls
 from millrace.text.formats.tag_values import (
@@ -20,40 +29,75 @@ from millrace.text.formats.tag_values import (
     value_ends,
 )
 from millrace.text.formats.values import escape
-
-_WRAPPERS = ("arguments", "input", "parameters", "properties")
-"""Names under which some models put all arguments at once."""
+from millrace.text.stops import Patterns
 
 
 def decode_tagged(state: Decoding, syntax: TaggedCalls) -> Steps[None]:
     reader = state.reader
-    inner = (syntax.param_open, *syntax.closes)
+    inner = (*syntax.param_opens, *syntax.closes)
     ends = (*syntax.header_end, *inner) if syntax.header_optional else syntax.header_end
     header, marker = yield from state.header(state.borders(ends))
     match = syntax.name_pattern.match(header)
     if marker not in ends or match is None:
         raise Malformed("no name")
-    name = match.group("name")
+    name = plain_name(match.group("name"), state.sink.tools)
     state.begin(name)
-    state.write("{")
-    schema = state.schema(name)
+    if match.groupdict().get("closed"):
+        state.write("{}")
+        state.end()
+        return
     borders = state.borders(inner)
+    if marker not in inner and (yield from _is_object(state)):
+        yield from state.blanks()
+        yield from state.arguments(name)
+        marker = syntax.param_opens[0]
+        while marker in syntax.param_opens:
+            marker = yield from reader.until(borders, discard)
+    else:
+        marker = yield from _parameters(state, syntax, state.schema(name), marker, borders)
+    if marker is None:
+        raise Malformed("cut off")
+    if marker not in syntax.closes:
+        reader.unread(marker)
+    state.end()
+
+
+def _is_object(state: Decoding) -> Steps[bool]:
+    """Whether the arguments are written as one JSON object instead of tags."""
+    reader = state.reader
+    here = reader.hold()
+    yield from state.blanks()
+    found = yield from reader.skip("{")
+    if found:
+        yield from state.blanks()
+        found = (yield from reader.peek()) in (*QUOTES, "}")
+    reader.back(here)
+    reader.release(here)
+    return found
+
+
+def _parameters(
+    state: Decoding,
+    syntax: TaggedCalls,
+    schema: Mapping[str, Any],
+    marker: str | None,
+    borders: Patterns,
+) -> Steps[str | None]:
+    """The parameters of a call, whose header ended with `marker`; returns the mark after them."""
+    state.write("{")
     first = True
-    if marker not in inner:
-        marker = yield from reader.until(borders, discard)
-    while marker == syntax.param_open:
+    if marker not in (*syntax.param_opens, *syntax.closes):
+        marker = yield from state.reader.until(borders, discard)
+    while marker in syntax.param_opens:
         if syntax.nested:
             yield from _nested_parameter(state, syntax, schema, first)
         else:
             yield from _parameter(state, syntax, schema, first)
         first = False
-        marker = yield from reader.until(borders, discard)
-    if marker is None:
-        raise Malformed("cut off")
-    if marker not in syntax.closes:
-        reader.unread(marker)
-    state.write("}")
-    state.end()
+        marker = yield from state.reader.until(borders, discard)
+    if marker is not None:
+        state.write("}")
+    return marker
 
 
 def _parameter(
@@ -75,71 +119,66 @@ def _parameter(
     key = match.group("name")
     lead = ("" if first else ", ") + json.dumps(key, ensure_ascii=False) + ": "
     kind = _declared(schema, key, said)
+    if said.get("closed"):
+        state.write(lead + coerce("", kind, schema))
+        return
     if syntax.cdata and (yield from reader.skip(CDATA)):
         ends = cdata_ends(syntax)
     else:
         if syntax.trims:
             yield from reader.skip("\n")
         ends = value_ends(state, syntax, schema)
-    if key in _WRAPPERS and not kind and properties(schema):
+    if may_wrap(key, schema):
         parts: list[str] = []
         marker = yield from copy_text(state, ends, parts.append)
-        lead = "" if first else ", "
-        state.write(lead + _unwrapped("".join(parts), key, schema))
+        text = "".join(parts)
+        members = unwrapped(text, schema)
+        state.write(
+            ("" if first else ", ") + members if members else lead + coerce(text, kind, schema)
+        )
     else:
-        marker = yield from _value(state, ends, lead, kind, schema)
+        as_json = said.get("string") == "false"
+        marker = yield from _value(state, ends, lead, kind, schema, as_json)
     if marker == CDATA_END:
         marker = yield from reader.until(state.borders(syntax.value_closes), discard)
         if marker is not None and marker not in syntax.value_closes:
             reader.unread(marker)
 
 
-def _unwrapped(text: str, key: str, schema: Mapping[str, Any]) -> str:
-    """All arguments written as the object of one parameter that the tool does not have."""
-    found = coerce(text, {"type": ["object", "string"]}, schema)
-    value = json.loads(found)
-    if isinstance(value, dict) and value and set(value) <= set(properties(schema)):
-        return found.strip()[1:-1].strip()
-    return json.dumps(key) + ": " + coerce(text, {}, schema)
-
-
 def _value(
-    state: Decoding, ends: ValueEnds, lead: str, kind: Any, schema: Mapping[str, Any]
+    state: Decoding,
+    ends: ValueEnds,
+    lead: str,
+    kind: Any,
+    schema: Mapping[str, Any],
+    as_json: bool = False,
 ) -> Steps[str]:
-    """A value up to its end, and the mark that ended it."""
-    if is_text(kind, schema):
+    """A value up to its end, and the mark that ended it. `as_json`: strings are in quotes."""
+    if is_text(kind, schema) and not as_json:
         state.write(lead + '"')
         marker = yield from copy_text(state, ends, lambda text: state.write(escape(text)))
         state.write('"')
     else:
         parts: list[str] = []
         marker = yield from copy_text(state, ends, parts.append)
-        state.write(lead + coerce("".join(parts), kind, schema))
+        text = "".join(parts)
+        if as_json and kinds(kind, schema) == {"string"}:
+            text = unquoted(text)
+        state.write(lead + coerce(text, kind, schema))
     return marker
-
-
-_KINDS = {
-    "string": "string", "str": "string", "integer": "integer", "int": "integer",
-    "number": "number", "float": "number", "boolean": "boolean", "bool": "boolean",
-    "array": "array", "list": "array", "object": "object", "dict": "object", "null": "null",
-}  # fmt: skip
 
 
 def _declared(
     schema: Mapping[str, Any], key: str, said: Mapping[str, str | None]
 ) -> Mapping[str, Any]:
-    """The parameter's schema; where the tag itself says the type, that wins.
-
-    A tag that only hints at it counts where the schema says nothing.
-    """
-    if said.get("string") == "true" or said.get("type") == "string":
-        return {"type": "string"}
+    """The parameter's schema; the type that the tag names counts where the schema allows it."""
     found = properties(schema).get(key)
-    if said.get("hint") and not kinds(found, schema):
-        kind = _KINDS.get(str(said["hint"]).partition("[")[0].strip().lower())
-        return {"type": kind} if kind else {}
-    if said.get("string") == "false" and is_text(found, schema):
-        return {}
+    allowed = kinds(found, schema)
+    if said.get("string") == "true" or said.get("type") == "string":
+        if not allowed or (allowed != {"string"} and "string" in allowed):
+            return {"type": "string"}
+    elif said.get("hint") and not allowed:
+        return {"type": said["hint"]}
     return found if isinstance(found, Mapping) else {}
 
 

@@ -21,7 +21,7 @@ def _function_calls(section: tuple[str, str], trims: bool) -> TaggedCalls:
         opens=("<function=",),
         header_end=(">",),
         header_optional=True,
-        param_open="<parameter=",
+        param_opens=("<parameter=",),
         param_end=">",
         value_closes=("</parameter>",),
         closes=("</function>",),
@@ -47,7 +47,7 @@ def _argument_calls(
         opens=(tag("tool_call"),),
         header_end=header,
         header_optional=True,
-        param_open=tag("arg_key"),
+        param_opens=(tag("arg_key"),),
         param_end=tag("/arg_key"),
         param_pattern=re.compile(r"\s*(?P<name>[^<>]*?)\s*\Z"),
         type_tags=(tag("arg_type"), tag("/arg_type")),
@@ -77,11 +77,12 @@ def _invoke_calls(token: str, section: tuple[str, str]) -> TaggedCalls:
     typed = token == "｜DSML｜"
     return TaggedCalls(
         opens=(f'<{token}invoke name="',),
-        header_end=('">',),
-        param_open=f'<{token}parameter name="',
+        header_end=(">",),
+        param_opens=(f'<{token}parameter name="',),
         param_end=">",
         param_pattern=re.compile(
-            r"(?P<name>[^\"<>]*)\"(?:\s+string=\"(?P<string>true|false)\")?\s*\Z"
+            r"(?P<name>[^\"<>]*)\"(?:\s+string=\"(?P<string>true|false)\")?"
+            r"\s*(?P<closed>/)?\s*\Z"
         ),
         value_closes=(f"</{token}parameter>",),
         closes=(f"</{token}invoke>",),
@@ -110,13 +111,21 @@ _IFM = _argument_calls(prefix="ifm|", separator="", sections=True)
 MINIMAX_CALLS = _MINIMAX2 = _invoke_calls("", ("<minimax:tool_call>\n", "</minimax:tool_call>"))
 _DSML_V32 = _invoke_calls("｜DSML｜", ("<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>"))
 _DSML_V4 = _invoke_calls("｜DSML｜", ("<｜DSML｜tool_calls>\n", "</｜DSML｜tool_calls>"))
+_DSML_DROPS = frozenset(
+    f"<{slash}｜DSML｜{section}>"
+    for slash in ("", "/")
+    for section in ("function_calls", "tool_calls")
+)
+"""The sections of both versions: each is also written by models whose template has the other."""
+_DSML_TAILS = {"<｜DSML｜": ">", "</｜DSML｜": ">"}
+"""Any other tag with the family's own token: sections whose names are misspelled."""
 _ATEM = _invoke_calls("atem:", ("<atem:function_calls>\n", "</atem:function_calls>"))
 _LONGCAT_JSON = JsonCalls(opens=("<longcat_tool_call>",), closes=("</longcat_tool_call>",))
 _MARK = "]<]minimax[>["
 _MINIMAX3 = TaggedCalls(
     opens=(f'{_MARK}<invoke name="',),
-    header_end=('">',),
-    param_open=f"{_MARK}<",
+    header_end=(">",),
+    param_opens=(f"{_MARK}<",),
     param_end=">",
     value_closes=(),
     closes=(f"{_MARK}</invoke>",),
@@ -133,13 +142,13 @@ _STEP3 = replace(
     call_open='<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="{name}">\n',
     call_close="</steptml:invoke><｜tool_call_end｜>\n",
 )
-_QUOTED = r"\s*[\"']?(?P<name>[^\s\"'<>]+)[\"']?\s*\Z"
+_QUOTED = r"\s*[\"']?(?P<name>[^\s\"'<>]+?)[\"']?\s*(?P<closed>/)?\s*\Z"
 _MINICPM = TaggedCalls(
     opens=("<function name=", "<functionname="),
     header_end=(">",),
     header_optional=True,
     name_pattern=re.compile(_QUOTED),
-    param_open="<param name=",
+    param_opens=("<param name=", "<paramname="),
     param_end=">",
     param_pattern=re.compile(_QUOTED),
     value_closes=("</param>",),
@@ -155,7 +164,7 @@ _KIMI3 = TaggedCalls(
     opens=("<|open|>call ",),
     header_end=("<|sep|>",),
     name_pattern=re.compile(r".*?tool=\"(?P<name>[^\"]*)\""),
-    param_open="<|open|>argument ",
+    param_opens=("<|open|>argument ",),
     param_end="<|sep|>",
     param_pattern=re.compile(r"\s*key=\"(?P<name>[^\"]*)\"(?:\s+type=\"(?P<type>\w+)\")?"),
     value_closes=("<|close|>argument<|sep|>",),
@@ -190,11 +199,15 @@ TAGGED: tuple[FormatFamily, ...] = (
         (("<atem:", "<|message|>"),),
     ),
     FormatFamily(
-        OutputFormat("deepseek-v3.2", (_DSML_V32,), thoughts.THINK, drops=_drops(_DSML_V32)),
+        OutputFormat(
+            "deepseek-v3.2", (_DSML_V32,), thoughts.THINK, drops=_DSML_DROPS, tails=_DSML_TAILS
+        ),
         (("｜DSML｜", "function_calls>"),),
     ),
     FormatFamily(
-        OutputFormat("deepseek-v4", (_DSML_V4,), thoughts.THINK, drops=_drops(_DSML_V4)),
+        OutputFormat(
+            "deepseek-v4", (_DSML_V4,), thoughts.THINK, drops=_DSML_DROPS, tails=_DSML_TAILS
+        ),
         (("｜DSML｜",),),
     ),
     FormatFamily(

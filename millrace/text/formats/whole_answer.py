@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from millrace.text.formats.arguments import ArgumentText
 from millrace.text.formats.decoding import Decoding
 from millrace.text.formats.json_calls import decode_json
 from millrace.text.formats.reader import Malformed, Reader, Steps, discard
@@ -47,7 +46,7 @@ class _Rehearsal(Decoding):
     def _open(self, name: str, given_id: str | None) -> None:
         call = _KeptCall(name, given_id)
         self.calls.append(call)
-        self._arguments = ArgumentText(call.arguments.append, self.marks)
+        self._keep(call.arguments.append)
 
     def _close(self) -> None:
         self.committed = False

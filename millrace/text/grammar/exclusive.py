@@ -11,19 +11,13 @@ from itertools import combinations
 from typing import Any
 from urllib.parse import unquote
 
+from millrace.text.formats.subschemas import map_subschemas
+from millrace.text.formats.type_names import STANDARD
+
 _DEPTH = 8
 """References, members and unions within each other that are looked through."""
 _COMPARISONS = 10_000
 """Of a schema, since unions of unions have no end of pairs."""
-_ONE = frozenset(
-    {
-        *("additionalItems", "additionalProperties", "contains", "else", "if", "items", "not"),
-        *("propertyNames", "then", "unevaluatedItems", "unevaluatedProperties"),
-    }
-)
-_LIST = frozenset({"allOf", "anyOf", "items", "oneOf", "prefixItems"})
-_MAP = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
-_TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
 
 
 def without_exclusive_one_of(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -37,20 +31,11 @@ class _Rewriting:
         self._left = _COMPARISONS
 
     def rewritten(self, schema: Mapping[str, Any]) -> dict[str, Any]:
-        found = {key: self._member(key, value) for key, value in schema.items()}
+        found = map_subschemas(schema, self.rewritten)
         several = schema.get("oneOf")
         if isinstance(several, list) and "anyOf" not in schema and self._apart(several):
             return {("anyOf" if k == "oneOf" else k): v for k, v in found.items()}
         return found
-
-    def _member(self, key: str, value: Any) -> Any:
-        if key in _ONE and isinstance(value, Mapping):
-            return self.rewritten(value)
-        if key in _LIST and isinstance(value, list):
-            return [self.rewritten(v) if isinstance(v, Mapping) else v for v in value]
-        if key in _MAP and isinstance(value, Mapping):
-            return {k: self.rewritten(v) if isinstance(v, Mapping) else v for k, v in value.items()}
-        return value
 
     def _apart(self, several: list[Any]) -> bool:
         return all(self._exclude(a, b, _DEPTH) for a, b in combinations(several, 2))
@@ -118,7 +103,7 @@ def _types(schema: Mapping[str, Any]) -> set[str]:
     told = schema.get("type")
     named = [told] if isinstance(told, str) else told if isinstance(told, list) else []
     kinds = {kind for kind in named if isinstance(kind, str)}
-    if not kinds <= _TYPES or len(kinds) < len(named):
+    if not kinds <= STANDARD or len(kinds) < len(named):
         return set()
     return kinds | {"integer"} if "number" in kinds else kinds
 

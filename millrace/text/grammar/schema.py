@@ -1,7 +1,8 @@
 """JSON schemas on their way to llguidance: bounded blanks, and refusals that name the keyword.
 
 A schema is either enforced in full or refused; nothing in it is silently dropped but annotations
-(an unknown `format` is one, by the standard).
+(an unknown `format` is one, by the standard). Common names of types outside the standard, such as
+`float` or `dict`, count as the type they mean.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from llguidance import LLMatcher
 from millrace.engine.matching import GrammarFault, guarded
 from millrace.errors import BadRequest
 from millrace.text import embedded
+from millrace.text.formats.type_names import standardised
 from millrace.text.grammar.exclusive import without_exclusive_one_of
 from millrace.text.grammar.lark import refuse_long, single
 
@@ -40,7 +42,7 @@ def enforceable(schema: Any, param: str, blanks: str = BLANKS) -> Any:
         raise BadRequest(f"'{param}' must be a JSON schema, an object.", param=param)
     refuse_long(len(json.dumps(schema)), param)
     ready: dict[str, Any] = {
-        **without_exclusive_one_of(schema),
+        **without_exclusive_one_of(standardised(schema)),
         "x-guidance": {"whitespace_pattern": blanks},
     }
     for _ in range(16):
