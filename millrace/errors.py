@@ -213,7 +213,11 @@ class ModelError(MillraceError):
     """A model that cannot be found, read or loaded; the message names the file and the remedy."""
 
     code = "model_error"
-    status = 500
+    status = 503
+
+
+class BrokenFiles(ModelError):
+    """A model whose files are broken or missing, which a look at them tells again at any time."""
 
 
 class NoSuchModel(ModelError):

@@ -54,7 +54,7 @@ def of_machine(
 ) -> ModelChoice:
     """The model that was named, fetched if need be and if allowed, or the best of those that are here."""
     from millrace.cli.progress import reporter
-    from millrace.models import store
+    from millrace.models.description import describe
     from millrace.models.resolve import resolve
 
     if name is None:
@@ -62,7 +62,7 @@ def of_machine(
         return _checked(agent, found.name, context or found.context, None, found.name)
     with reporter() as progress:
         resolved = resolve(name, progress=progress, download=download)
-    window = context or store.describe(resolved.path).context
+    window = context or describe(resolved.path).context
     does = ["completion", *(["tools"] if _calls_tools(resolved.path) else [])]
     return _checked(agent, resolved.name, window, does, name)
 
@@ -85,7 +85,7 @@ def _is_of_use(agent: Agent, model: Model, context: int | None) -> bool:
     from millrace.models.encoders import encoder_of
     from millrace.models.footprint import device_budget, footprint
 
-    if (context or model.context or 0) < agent.first_prompt:
+    if model.error is not None or (context or model.context or 0) < agent.first_prompt:
         return False
     folder, budget = Path(model.path), device_budget()
     try:

@@ -31,12 +31,12 @@ def pull(
 ) -> None:
     """Fetch a model, or convert a GGUF file, so that it is ready to serve."""
     from millrace.cli.progress import reporter
-    from millrace.models import store
+    from millrace.models.description import describe
     from millrace.models.resolve import resolve
 
     with reporter() as progress:
         found = resolve(name, progress=progress)
-    size = _size(store.describe(found.path).bytes)
+    size = _size(describe(found.path).bytes)
     typer.echo(f"{found.name} is ready ({size}) in {found.path}")
 
 
@@ -65,13 +65,17 @@ def list_(as_json: Json = False) -> None:
         context = "-" if model.context is None else f"{model.context:,}"
         table.add_row(
             model.name,
-            model.architecture,
+            model.architecture if model.error is None else "broken",
             model.quantization,
             context,
             _size(model.bytes),
             model.source,
         )
-    Console().print(table, markup=False)
+    console = Console()
+    console.print(table, markup=False)
+    for model in models:
+        if model.error is not None:
+            console.print(f"\n{model.name} is broken: {model.error}", markup=False, soft_wrap=True)
 
 
 def show(
@@ -82,7 +86,7 @@ def show(
     import msgspec
 
     from millrace.cli.settings import profile_of
-    from millrace.models import store
+    from millrace.models.description import describe
     from millrace.models.encoders import encoder_of
     from millrace.models.resolve import resolve
     from millrace.models.supported import is_supported
@@ -91,7 +95,7 @@ def show(
     table = profile_of(name)
     profile = table.said if table else {}
     found = resolve(name if table is None else table.model, download=False)
-    about = store.describe(found.path)
+    about = describe(found.path)
     tools, reasoning = formats_of(found.path)
     takes = takes_in(found.path)
     supported = is_supported(found.path)

@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from millrace.models.files import read_json
+from millrace.errors import ModelError
+from millrace.models.files import MOST_TOKENIZER, read_bytes, read_json, reads_folder
 
 
 class _Added(msgspec.Struct):
@@ -30,16 +31,16 @@ class _TokenizerFile(msgspec.Struct):
     model: _VocabularyPart = _VocabularyPart()
 
 
+@reads_folder
 def end_ids(folder: Path) -> frozenset[int]:
     config = read_json(folder / "config.json", optional=True)
     found: set[int] = set()
-    for source in (
-        config,
-        config.get("text_config") or {},
-        read_json(folder / "generation_config.json", optional=True),
-    ):
+    nested = [n for k in ("text_config", "llm_config") if isinstance(n := config.get(k), dict)]
+    generation = read_json(folder / "generation_config.json", optional=True)
+    for source in (config, *nested, generation):
         ids = source.get("eos_token_id")
-        found |= set(ids if isinstance(ids, list) else [] if ids is None else [ids])
+        given = ids if isinstance(ids, list) else [ids]
+        found |= {i for i in given if type(i) is int and 0 <= i < 1 << 31}
     if text := special_text(folder, "eos_token"):
         token = _id_of(folder / "tokenizer.json", text)
         found |= set() if token is None else {token}
@@ -62,15 +63,17 @@ def _id_of(file: Path, text: str) -> int | None:
     if not file.is_file():
         return None
     try:
-        known = msgspec.json.decode(file.read_bytes(), type=_TokenizerFile)
+        known = msgspec.json.decode(read_bytes(file, MOST_TOKENIZER), type=_TokenizerFile)
         for token in known.added_tokens:
             if token.content == text:
                 return token.id
         vocabulary = msgspec.json.decode(known.model.vocab)
-    except (OSError, msgspec.DecodeError):
+    except (ModelError, ValueError, RecursionError):
         return None  # whoever needs the tokenizer itself says what is wrong with it
     if isinstance(vocabulary, dict):
         found = vocabulary.get(text)
         return found if isinstance(found, int) else None
-    pieces = (entry[0] if isinstance(entry, list) else entry for entry in vocabulary)
+    if not isinstance(vocabulary, list):
+        return None
+    pieces = (entry[0] if isinstance(entry, list) and entry else entry for entry in vocabulary)
     return next((number for number, piece in enumerate(pieces) if piece == text), None)

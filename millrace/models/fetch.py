@@ -22,6 +22,7 @@ import msgspec
 
 from millrace.errors import ModelError, NoSuchModel
 from millrace.models import store
+from millrace.models.description import missing_file
 
 FORMAT = 3
 """Counts the changes of what conversion writes; folders of another format are made again."""
@@ -56,8 +57,12 @@ def silent(stage: str, done: int, total: int | None) -> None:
 def is_ready(folder: Path, since: int = FORMAT) -> bool:
     """Whether a folder is whole, and of a format that is at least so new."""
     note = store.marker(folder)
-    sound = note is not None and since <= note.format <= FORMAT
-    return sound and store.missing_file(folder) is None
+    if note is None or not since <= note.format <= FORMAT:
+        return False
+    try:
+        return missing_file(folder) is None
+    except ModelError:  # it is broken, and is to be made again
+        return False
 
 
 def build(

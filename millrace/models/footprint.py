@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from millrace.config import Weights
-from millrace.models import blas, store
+from millrace.models import blas
+from millrace.models.description import parameters, tensor_heads
 from millrace.models.device import host_memory
-from millrace.models.files import read_json
+from millrace.models.files import reads_folder
 from millrace.models.vision.families import sees
+from millrace.models.window import read_config
 
 MIB = 1 << 20
 _SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1}
@@ -56,10 +58,11 @@ class Footprint:
         return Footprint(self.weights * here // ranks, self.process * here, self.least_kv)
 
 
+@reads_folder
 def footprint(folder: Path, weights: Weights = "auto", *, encodes: bool = False) -> Footprint:
     """Raises ModelError where the files are not those of a model."""
     backend = blas.mlx_backend()
-    config = read_json(folder / "config.json")
+    config = read_config(folder)
     text = config | nested if isinstance(nested := config.get("text_config"), dict) else config
     on_cpu = backend not in ("metal", "cuda")
     seeing = _SEEING_PROCESS + (_PROCESSOR if backend != "cuda" else 0)
@@ -73,17 +76,17 @@ def footprint(folder: Path, weights: Weights = "auto", *, encodes: bool = False)
 def _weights(
     folder: Path, text: dict[str, Any], wanted: Weights, backend: str | None, encodes: bool
 ) -> int:
-    heads = list(store.tensor_heads(folder))
+    heads = tensor_heads(folder)
     if wanted == "auto":
         own = text.get("model_type") in _OWN_KERNELS and not encodes and not sees(text)
         wanted = "f32" if backend not in ("metal", "cuda") and not own else "keep"
         if backend == "cuda" and any(dtype in _PACKED for _, dtype, _ in heads):
-            widened = 2 * store.parameters(heads, text)
+            widened = 2 * parameters(heads, text)
             wanted = "bf16" if widened <= WIDENED_ON_CUDA else "keep"
     if wanted == "keep":
         compact = sum(f.stat().st_size for f in folder.glob("packed*.safetensors"))
         return compact + sum(_stored(dtype, shape) for _, dtype, shape in heads)
-    return store.parameters(heads, text) * (4 if wanted == "f32" else 2)
+    return parameters(heads, text) * (4 if wanted == "f32" else 2)
 
 
 def _stored(dtype: str, shape: list[int]) -> int:

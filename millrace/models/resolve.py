@@ -15,6 +15,7 @@ import msgspec
 
 from millrace.errors import ModelError, NoSuchModel
 from millrace.models import store
+from millrace.models.description import missing_file
 from millrace.models.fetch import Progress, build, default_gguf, hub_snapshot, is_ready, silent
 from millrace.models.store import Source
 
@@ -136,14 +137,14 @@ def _convert(
 
 
 def _folder(path: Path) -> Resolved:
-    if (missing := store.missing_file(path)) is not None:
+    if (missing := missing_file(path)) is not None:
         hint = " It holds GGUF files; name one of them instead." if any(path.glob("*.gguf")) else ""
         raise ModelError(f"The model folder {path} is incomplete: {missing} is missing.{hint}")
     return Resolved(path.resolve().name, path, "folder")
 
 
 def _own(name: str, folder: Path) -> Resolved:
-    if (missing := store.missing_file(folder)) is not None:
+    if (missing := missing_file(folder)) is not None:
         raise ModelError(
             f"The model '{name}' is incomplete: {missing} is missing from {folder}. "
             f"Remove it with 'millrace rm {name}' and import it again."
@@ -154,14 +155,14 @@ def _own(name: str, folder: Path) -> Resolved:
 
 def _hub(name: str, progress: Progress, download: bool) -> Resolved:
     folder = store.hub_folder(name)
-    if folder is None or store.missing_file(folder) is not None:
+    if folder is None or missing_file(folder) is not None:
         if not download:
             state = "on" if folder is None else "whole on"
             raise ModelError(
                 f"The model '{name}' is not {state} this machine. Fetch it: millrace pull {name}"
             )
         folder = hub_snapshot(name, progress)
-        if (missing := store.missing_file(folder)) is not None:
+        if (missing := missing_file(folder)) is not None:
             raise ModelError(
                 f"The Hugging Face model '{name}' has no {missing}, so it cannot be served. "
                 f"Take a repository with safetensors weights, or download a .gguf file and "

@@ -11,16 +11,18 @@ import importlib.util
 from pathlib import Path
 
 from millrace.models.encoders import encoder_of
-from millrace.models.files import read_json
+from millrace.models.files import reads_folder
 from millrace.models.vision.families import sees
+from millrace.models.window import read_config
 
 _REMAPPING = "MODEL_REMAPPING"
 """What mlx-lm calls its table of architectures that are others under a new name."""
 
 
+@reads_folder
 def is_supported(folder: Path) -> bool | None:
     """None where mlx-lm is not installed, so that nobody knows."""
-    config = read_json(folder / "config.json")
+    config = read_config(folder)
     if "model_file" in config or sees(config) or encoder_of(folder, name=folder.name) is not None:
         return True
     package = _package()

@@ -10,9 +10,9 @@ import platform
 
 from millrace import __version__
 from millrace.models.blas import mlx_backend, usable_cores
+from millrace.models.description import describe
 from millrace.models.device import GIB, DeviceProbe, host_memory, versions
 from millrace.models.resolve import Resolved
-from millrace.models.store import describe
 from millrace.prove.report import cleaned
 from millrace.prove.served import ServedState
 

@@ -16,10 +16,10 @@ from typing import Any
 import msgspec
 
 from millrace.config import EngineConfig
-from millrace.errors import MillraceError, SetupError
+from millrace.errors import ModelError, SetupError
 from millrace.models import store
-from millrace.models.encoders import encoder_in
-from millrace.models.window import read_config, window_of
+from millrace.models.description import missing_file
+from millrace.models.window import is_candidate
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,127}(/[A-Za-z0-9][\w.-]{0,127})?", re.ASCII)
 """Names that are looked for on this machine; a path of a caller's own is none."""
@@ -52,13 +52,6 @@ class ModelSpec:
     @property
     def folder(self) -> Path:
         return Path(self.engine.model)
-
-    @property
-    def window(self) -> int:
-        """Read from its files; raises what is wrong with them."""
-        if (encoder := encoder_in(self.engine)) is not None:
-            return encoder.length
-        return window_of(read_config(self.folder), self.engine.context)
 
     @property
     def profile(self) -> dict[str, Any]:
@@ -116,13 +109,15 @@ class Catalogue:
         return self._specs.get(self._names.get(name, ""))
 
     def search(self, name: str) -> ModelSpec | None:
-        """One that lies on this machine. Reads the disk: not for the event loop."""
+        """One that lies on this machine, broken or not. Reads the disk: not for the event loop."""
         if self._found is None or not _NAME.fullmatch(name):
             return None
         folder = self._in_folders(name) or store.own_folder(name)
         if folder is None and "/" in name:
             folder = store.hub_folder(name)
-        if folder is None or not _is_whole(folder):
+            if folder is not None and _is_partial(folder):
+                return None
+        if folder is None:
             return None
         if folder.name != name and folder.parent == store.models_home():
             name = folder.name  # asked for by the name of the file it was made of
@@ -157,7 +152,7 @@ class Catalogue:
 
     def _in_folders(self, name: str) -> Path | None:
         found = (folder / name for folder in self._folders if "/" not in name)
-        return next((f for f in found if _is_whole(f)), None)
+        return next((f for f in found if is_candidate(f)), None)
 
 
 def _changed(folder: Path) -> float:
@@ -168,16 +163,19 @@ def _changed(folder: Path) -> float:
 
 
 def _inside(folder: Path) -> list[Path]:
+    """The model folders in a folder, broken ones too."""
     try:
-        return sorted(f for f in folder.iterdir() if not f.name.startswith(".") and _is_whole(f))
+        names = sorted(os.listdir(folder))
     except OSError:
         return []
+    return [folder / n for n in names if not n.startswith(".") and is_candidate(folder / n)]
 
 
-def _is_whole(folder: Path) -> bool:
+def _is_partial(folder: Path) -> bool:
+    """Whether only some of a model's files were fetched."""
     try:
-        return os.path.isdir(folder) and store.missing_file(folder) is None
-    except (OSError, ValueError, MillraceError):
+        return missing_file(folder) is not None
+    except ModelError:
         return False
 
 

@@ -52,7 +52,7 @@ from millrace.serving.admission import Admission
 from millrace.serving.connection import Connection, EngineGone
 from millrace.serving.encoding import EncodingInFlight
 from millrace.serving.in_flight import InFlight
-from millrace.serving.keeper import Keeper, State
+from millrace.serving.keeper import RESTARTS, Keeper, State
 from millrace.serving.metrics import ModelMetrics
 from millrace.serving.queries import CacheQueries, not_ready, patiently
 from millrace.serving.ranks.group import RankGroup
@@ -75,8 +75,11 @@ class EngineClient:
         *,
         idle: float = 5.0,
         adapters: AdapterList | None = None,
+        diagnose: Callable[[], str | None] = lambda: None,
+        restarts: int | None = RESTARTS,
     ) -> None:
-        self._keeper = Keeper(launch, self)
+        """`diagnose` tells what is wrong with the model's files; `restarts` is the keeper's."""
+        self._keeper = Keeper(launch, self, diagnose, restarts=restarts)
         self.adapters = AdapterDesk(
             adapters or AdapterList(),
             self._keeper.send,
@@ -95,6 +98,8 @@ class EngineClient:
         self.group: RankGroup | None = None
         self.when_idle: Callable[[], None] = lambda: None
         """Called when the last request has left."""
+        self.when_failed: Callable[[MillraceError], None] = lambda error: None
+        """Called when there will be no further engine."""
 
     @property
     def state(self) -> State:
@@ -333,6 +338,7 @@ class EngineClient:
         self.queries.drop()
         self.adapters.stopped()
         self.fail_all(failure)
+        self.when_failed(failure)
 
     def engine_gone(self, gone: EngineGone, working: Sequence[int]) -> None:
         """Say so, and decide who goes on."""

@@ -10,17 +10,19 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 from millrace.config import EngineConfig
-from millrace.errors import EngineUnavailable, MillraceError
+from millrace.errors import BrokenFiles, EngineUnavailable, MillraceError
+from millrace.models.description import FolderStamp
 from millrace.serving.adapters import ServedAdapter
 from millrace.serving.catalogue import ModelSpec
 from millrace.serving.client import EngineClient
 from millrace.serving.model import ServedModel
-from millrace.serving.residency import Need, Place, Reason, Wish
+from millrace.serving.residency import Need, Place, Reason, Wish, pause_left
 
-Phase = Literal["text", "wished", "loading", "loaded", "leaving"]
+Phase = Literal["text", "wished", "loading", "loaded", "leaving", "failed"]
 _keys = itertools.count(1)
 
 
@@ -40,7 +42,8 @@ class Instance:
         self.pinned = pinned
         self.ttl = spec.ttl
         self.phase: Phase = "text"
-        """With the text side alone, which is enough to count tokens; asked for; and so on."""
+        """With the text side alone, which is enough to count tokens; asked for; and so on. One that could
+        not be loaded, or kept up, is `failed` once nothing of it runs."""
         self.opened: asyncio.Future[ServedModel] = asyncio.get_running_loop().create_future()
         self.launched = asyncio.Event()
         """Its engine's process is on its way."""
@@ -48,6 +51,8 @@ class Instance:
         self.settled = asyncio.Event()
         """It is loaded, or will not be."""
         self.failure: MillraceError | None = None
+        self.files: FolderStamp = ()
+        """Its folder when its load began."""
         self.need: Need | None = None
         self.granted = 0
         """Bytes that were set aside for it when its engine was started."""
@@ -71,7 +76,8 @@ class Instance:
         """Let go of its text side, which is large, whoever still holds the instance."""
         if self.model is not None:
             self.opened = asyncio.get_running_loop().create_future()
-            self.opened.set_exception(EngineUnavailable("The model was unloaded."))
+            why = self.failure or EngineUnavailable("The model was unloaded.")
+            self.opened.set_exception(why)
             self.opened.exception()
 
     @property
@@ -102,7 +108,9 @@ class Instance:
     @property
     def place(self) -> Place | None:
         """The memory it holds, if it holds any."""
-        if self.phase == "text" or self.phase == "wished" or not self.reserved:
+        if self.phase == "text" or self.phase == "wished" or self.phase == "failed":
+            return None
+        if not self.reserved:
             return None
         return Place(
             self.key,
@@ -121,6 +129,27 @@ class Instance:
         if self.phase != "wished" or self.need is None:
             return None
         return Wish(self.key, self.spec.name, self.need, self.since)
+
+
+@dataclass(frozen=True)
+class LoadFailure:
+    """Why a model could not be loaded, or kept up."""
+
+    error: MillraceError
+    when: float
+    instance: Instance
+
+    @property
+    def files(self) -> FolderStamp:
+        """What it was to be loaded from: other files are another attempt."""
+        return self.instance.files
+
+    @property
+    def pause(self) -> float:
+        """Seconds for which the same files are not tried again."""
+        if isinstance(self.error, BrokenFiles):
+            return 0.0  # to look at them again is no attempt
+        return pause_left(self.when, time.monotonic())
 
 
 class Lease:

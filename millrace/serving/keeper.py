@@ -1,8 +1,9 @@
 """Keeps an engine up: starts it, watches it, and starts it again as long as the server lives.
 
 It knows how an engine starts and ends, and passes on what the engine says; it knows nothing of
-requests. Only the very first start may fail for good, so that a model that cannot be loaded is told
-at once.
+requests. It gives up where another attempt would end as the last one did: files that are broken or
+missing, a model that engines refuse again and again. Whoever holds the engine then reports why, and may
+begin anew later.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from millrace.errors import EngineUnavailable, MillraceError, ModelError, from_code
+from millrace.errors import BrokenFiles, EngineUnavailable, MillraceError, ModelError, from_code
 from millrace.flight import FlightReading
 from millrace.protocol import Failed, FromEngine, Loading, Ready, ToEngine
 from millrace.serving.connection import Connection, EngineGone, Garbled
@@ -26,6 +27,10 @@ log = logging.getLogger("millrace.serving")
 
 FIRST_STARTS = 5
 """How often an engine that says nothing of why it cannot start is started at first."""
+RESTARTS = 8
+"""The same for one that takes the place of an engine that was ready: about half a minute."""
+REFUSALS = 3
+"""How often an engine that takes another's place may say that it cannot load the model."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
 
 
@@ -57,9 +62,22 @@ class Tenant(Protocol):
 
 
 class Keeper:
-    def __init__(self, launch: Callable[[], Awaitable[Connection]], tenant: Tenant) -> None:
+    def __init__(
+        self,
+        launch: Callable[[], Awaitable[Connection]],
+        tenant: Tenant,
+        diagnose: Callable[[], str | None] = lambda: None,
+        *,
+        restarts: int | None = RESTARTS,
+    ) -> None:
+        """`diagnose` tells what is wrong with the model's files, if anything is; it reads the disk.
+        `restarts` is how many engines may end before one is ready, None for any number."""
         self._launch = launch
         self._tenant = tenant
+        self._diagnose = diagnose
+        self._most_deaths = restarts
+        self._deaths = self._refusals = 0
+        """Engines that ended, and that could not load the model, since one was last ready."""
         self._connection: Connection | None = None
         self._task: asyncio.Task[None] | None = None
         self._settled = asyncio.Event()
@@ -152,6 +170,9 @@ class Keeper:
         """One engine, from its start to its end."""
         if self._connection is None:
             await asyncio.sleep(self._pause())
+            if (problem := await asyncio.to_thread(self._diagnose)) is not None:
+                self.failure = BrokenFiles(problem)
+                return
             self._starts += 1
             try:
                 self._connection = await self._launch()
@@ -165,15 +186,22 @@ class Keeper:
             while True:
                 await self._hear(connection)
         except EngineGone as gone:
-            if self.ready is None and self.failure is None and self._starts >= FIRST_STARTS:
-                self.failure = EngineUnavailable(
-                    f"The engine did not start in {FIRST_STARTS} attempts: {gone}."
-                )
+            self._give_up_on(gone)
             self._lost(self._said or f"The engine is gone ({gone}); it is being started again.")
             self._said = None
             await self._bury(gone)
         finally:
             watching.cancel()
+
+    def _give_up_on(self, gone: EngineGone) -> None:
+        """Note the end of an engine; the last of too many is the reason why there will be no other."""
+        if self._starts == 0 or self.failure is not None:
+            return  # this one was ready
+        self._deaths += 1
+        most = FIRST_STARTS if self.ready is None else self._most_deaths
+        if most is not None and self._deaths >= most:
+            how = str(self._said or gone).removesuffix(".")
+            self.failure = EngineUnavailable(f"The engine did not start in {most} attempts: {how}.")
 
     async def _hear(self, connection: Connection) -> None:
         try:
@@ -193,16 +221,19 @@ class Keeper:
                 self.ready = message
                 self.ready_since = self.ready_since or time.monotonic()
                 self.state = State.READY
-                self._starts = 0
+                self._starts = self._deaths = self._refusals = 0
                 self._settled.set()
                 self._tenant.engine_ready()
             case Loading(stage=stage, done=done):
                 self.stage = stage if done is None else f"{stage}, {done:.0%}"
             case Failed(code=code, message=text, id=None) if self.ready is None:
                 self.failure = ModelError(text) if code == "model_error" else from_code(code, text)
-            case Failed(message=text, id=None):
+            case Failed(code=code, message=text, id=None):
                 log.error("the engine cannot start: %s", text)
                 self._said = f"The engine cannot be started: {text}"
+                self._refusals += code == ModelError.code
+                if self._refusals >= REFUSALS:
+                    self.failure = ModelError(text)
             case _:
                 self._tenant.engine_said(message)
 

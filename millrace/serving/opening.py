@@ -17,7 +17,8 @@ from pathlib import Path
 import msgspec
 
 from millrace.config import EngineConfig
-from millrace.errors import ModelError, SetupError
+from millrace.errors import BrokenFiles, ModelError, SetupError
+from millrace.models.description import inspect
 from millrace.models.encoders import Encoder, encoder_in
 from millrace.models.footprint import CACHE_SHARE, DRAFT_PART, footprint
 from millrace.models.vision.families import picture_room, sees
@@ -28,6 +29,7 @@ from millrace.serving.admission import Admission
 from millrace.serving.catalogue import ModelSpec
 from millrace.serving.client import EngineClient
 from millrace.serving.connection import Connection, ProcessConnection
+from millrace.serving.keeper import RESTARTS
 from millrace.serving.media import MediaDesk
 from millrace.serving.metrics import Metrics
 from millrace.serving.model import ServedModel
@@ -108,6 +110,10 @@ class Opening:
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="text-side")
         self._max_queue = max_queue
 
+    def check(self, spec: ModelSpec) -> None:
+        if (error := inspect(spec.folder).error) is not None:
+            raise BrokenFiles(error)
+
     def need(self, spec: ModelSpec) -> Need:
         config, encodes = spec.engine, encoder_in(spec.engine) is not None
         found = footprint(spec.folder, config.weights, encodes=encodes)
@@ -178,6 +184,9 @@ class Opening:
             self._metrics.of(spec.name),
             idle=self._idle,
             adapters=self._adapters.of(spec.name, spec.engine.adapters),
+            diagnose=lambda: inspect(spec.folder).error,
+            # Other machines of a group may be away for as long as they like.
+            restarts=RESTARTS if group is None else None,
         )
         if group is not None:
             client.group, group.on_absent = group, client.fail_all

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from millrace.errors import LoadFailed, MillraceError, ModelNotFound, SetupError, TooManyWaiting
+from millrace.errors import (
+    LoadFailed,
+    MillraceError,
+    ModelNotFound,
+    SetupError,
+    TooManyWaiting,
+)
+from millrace.models.description import FolderStamp, stamp
 from millrace.models.encoders import encoder_in
 from millrace.serving.adapters import AdapterLibrary, ServedAdapter
 from millrace.serving.catalogue import Catalogue, ModelSpec
+from millrace.serving.facts import UNKNOWN, SpecFacts, facts_of
 from millrace.serving.giving import Gives, check_gives
 from millrace.serving.instance import Instance, Lease
 from millrace.serving.metrics import Metrics
@@ -21,7 +30,10 @@ from millrace.serving.residents import Opener, Residents
 
 log = logging.getLogger("millrace.serving")
 
-State = Literal["unloaded", "loading", "loaded", "failed"]
+State = Literal["unloaded", "loading", "loaded", "failed", "broken"]
+"""A model that failed could not be loaded a moment ago; the files of a broken one do not let it be."""
+RECOVERY_PAUSE = 2.0
+"""Seconds after which it is looked whether a model that was lost can be loaded again."""
 UNSAID = -1.0
 """A time to live that a request does not mention."""
 
@@ -34,6 +46,13 @@ class Standing:
     state: State
     instance: Instance | None = None
     failure: str | None = None
+    facts: SpecFacts = UNKNOWN
+
+    @property
+    def window(self) -> int | None:
+        """From its files, or as it was loaded from files that are gone since."""
+        model = self.instance.model if self.instance is not None else None
+        return model.window if model is not None else self.facts.window
 
 
 class Registry:
@@ -54,8 +73,12 @@ class Registry:
         self._opener = opener
         self._max_waiting = max_waiting
         self._residents = Residents(opener, metrics, limit, self._absent)
+        self._residents.when_lost = self._lost
         self._needs: dict[str, Need] = {}
         self._pins: dict[str, bool] = {}
+        self._kept_up: set[str] = set()
+        """Names of models that were loaded at the start, and are loaded again if they are lost."""
+        self._recoveries: dict[str, asyncio.Task[None]] = {}
 
     def _enlist(self, catalogue: Catalogue, spec: ModelSpec) -> None:
         for adapter in spec.engine.adapters:
@@ -116,16 +139,20 @@ class Registry:
         raise ModelNotFound(given[0], await self._known_names())
 
     async def _only(self) -> ModelSpec:
-        named = self._catalogue.named or await self._listed()
+        named = self._catalogue.named or await self._sound()
         if len(named) == 1:
             return named[0]
         raise ModelNotFound("", await self._known_names())
+
+    async def _sound(self) -> list[ModelSpec]:
+        """Those that can be asked for and whose files are not broken."""
+        return [s.spec for s in await self.standings() if s.state != "broken"]
 
     async def _listed(self) -> list[ModelSpec]:
         return await asyncio.to_thread(self._catalogue.listed)
 
     async def _known_names(self) -> list[str]:
-        return [*(s.name for s in await self._listed()), *self.adapters.names()]
+        return [*(s.name for s in await self._sound()), *self.adapters.names()]
 
     def preload(self, specs: Sequence[ModelSpec]) -> None:
         """Load models at the start, before anybody asks: as many as there is room for."""
@@ -133,13 +160,15 @@ class Registry:
             self._needs[spec.name] = self._opener.need(spec)
         for number, spec in enumerate(specs):
             need = self._needs[spec.name]
+            self._opener.check(spec)
             self._residents.check(spec.name, need)
+            self._kept_up.add(spec.name)
             if number and not self._residents.has_room(need):
                 log.warning("%s is loaded when it is asked for: there is no room yet", spec.name)
                 continue
             instance = self._residents.begin(spec, pinned=self.pinned(spec))
             instance.at_start = True
-            self._residents.want(instance, need)
+            self._residents.want(instance, need, stamp(spec.folder))
 
     async def lease(
         self,
@@ -156,8 +185,9 @@ class Registry:
         """
         adapter = self._adapter(names)  # whatever becomes of it while its model is opened
         spec = await self.spec(*names)
-        if loads:
-            await self._may_load(spec, gives)
+        files = await self._may_load(spec, gives) if loads else ()
+        if not loads and self._residents.current(spec.name) is None:
+            await asyncio.to_thread(self._opener.check, spec)
         instance = self._residents.current(spec.name)
         if instance is None:
             instance = self._residents.begin(spec, pinned=self.pinned(spec))
@@ -173,7 +203,7 @@ class Registry:
             instance.ttl = spec.ttl
         try:
             if loads and instance.phase == "text":
-                self._residents.want(instance, self._needs[spec.name])
+                self._residents.want(instance, self._needs[spec.name], files)
             await lease.opened()
         except BaseException:
             lease.release()
@@ -195,33 +225,60 @@ class Registry:
         found = self.adapters.find(*names)
         return None if found is None else found[1]
 
-    async def _may_load(self, spec: ModelSpec, gives: Gives | None) -> None:
-        """Raise why the model cannot be had; one that is loaded can."""
+    async def _may_load(self, spec: ModelSpec, gives: Gives | None) -> FolderStamp:
+        """Raise why the model cannot be had; one that is loaded can. Returns what its files are."""
         name = spec.name
         instance = self._residents.current(name)
         if instance is not None and instance.phase != "text":
-            return
-        self._refuse_failed(name)
-        try:
-            encoder = await asyncio.to_thread(encoder_in, spec.engine)
-            need = await asyncio.to_thread(self._opener.need, spec)
-        except MillraceError as error:
-            self._residents.remember(name, error)
-            raise
+            return ()
+        files = await asyncio.to_thread(stamp, spec.folder)
+        self._refuse_failed(name, files)
+        await asyncio.to_thread(self._opener.check, spec)
+        encoder = await asyncio.to_thread(encoder_in, spec.engine)
+        need = await asyncio.to_thread(self._opener.need, spec)
         check_gives(name, encoder, gives)
         self._needs[name] = need
         self._residents.check(name, need)
-        self._refuse_failed(name)  # others' attempt may have, while its files were read
+        self._refuse_failed(name, files)  # others' attempt may have, while its files were read
+        return files
 
-    def _refuse_failed(self, name: str) -> None:
-        if (failed := self._residents.failure(name)) is not None:
-            error, left = failed
+    def _refuse_failed(self, name: str, files: FolderStamp) -> None:
+        """Raise that the same files could not be loaded a moment ago."""
+        failed = self._residents.failure(name)
+        if failed is not None and failed.files == files and (left := failed.pause):
             raise LoadFailed(
-                f"The model '{name}' could not be loaded a moment ago: {error.message} "
-                f"It is tried again in {left:.0f} seconds, or when it is asked for with "
-                f"POST /v1/models/{name}/load.",
+                f"The model '{name}' could not be loaded a moment ago: {failed.error.message} "
+                f"It is tried again in {left:.0f} seconds, when its files change, or when it is "
+                f"asked for with POST /v1/models/{name}/load.",
                 retry_after=left,
             )
+
+    def _lost(self, instance: Instance) -> None:
+        name = instance.spec.name
+        if name in self._kept_up and name not in self._recoveries:
+            self._recoveries[name] = asyncio.create_task(self._load_again(instance.spec))
+
+    async def _load_again(self, spec: ModelSpec) -> None:
+        """Load a model again that was lost, as soon as that is possible.
+
+        Nobody may ask for it meanwhile: a server that reports to be unwell is sent no requests.
+        """
+        try:
+            while self._residents.failure(spec.name) is not None:
+                await asyncio.sleep(RECOVERY_PAUSE)
+                with contextlib.suppress(MillraceError):
+                    lease = await self.lease(spec.name)
+                    try:
+                        await lease.settled()
+                    finally:
+                        lease.release()
+        finally:
+            del self._recoveries[spec.name]
+
+    def unavailable(self) -> list[Instance]:
+        """The models that were loaded at the start and are lost: what is left of each, with the reason."""
+        failures = [f for name in self._kept_up if (f := self._residents.failure(name))]
+        return [f.instance for f in failures]
 
     async def load(self, name: str, *, ttl: float | None = UNSAID, wait: bool = True) -> None:
         """Load a model because somebody says so, even if that failed a moment ago.
@@ -270,20 +327,33 @@ class Registry:
         return self._pins.get(spec.name, spec.pin)
 
     async def standings(self) -> list[Standing]:
-        """All that can be asked for. To look is not to use."""
-        return [self.standing(spec) for spec in await self._listed()]
+        """All that can be asked for, broken ones too. To look is not to use."""
+        specs = await self._listed()
+        facts = await asyncio.to_thread(lambda: [facts_of(spec) for spec in specs])
+        return [self.standing(*both) for both in zip(specs, facts, strict=True)]
 
-    def standing(self, spec: ModelSpec) -> Standing:
+    async def standing_of(self, name: str) -> Standing:
+        """One that can be asked for."""
+        spec = await self.spec(name)
+        return self.standing(spec, await asyncio.to_thread(facts_of, spec))
+
+    def standing(self, spec: ModelSpec, facts: SpecFacts = UNKNOWN) -> Standing:
+        """How it stands with a model, as far as can be told without its files if no facts are given."""
         instance = self._residents.current(spec.name)
         if instance is not None and instance.phase in ("wished", "loading", "loaded"):
             state: State = "loaded" if instance.phase == "loaded" else "loading"
-            return Standing(spec, state, instance)
-        if (failed := self._residents.failure(spec.name)) is not None:
-            return Standing(spec, "failed", failure=failed[0].message)
-        return Standing(spec, "unloaded")
+            return Standing(spec, state, instance, facts=facts)
+        if facts.error is not None:
+            return Standing(spec, "broken", failure=facts.error, facts=facts)
+        failed = self._residents.failure(spec.name)
+        if failed is not None and (failed.pause or spec.name in self._kept_up):
+            return Standing(spec, "failed", failure=failed.error.message, facts=facts)
+        return Standing(spec, "unloaded", facts=facts)
 
     async def stop(self) -> None:
         """End all engines."""
+        for task in self._recoveries.values():
+            task.cancel()
         await self._residents.stop()
 
     def _absent(self, name: str) -> Absent:

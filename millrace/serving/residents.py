@@ -14,10 +14,11 @@ from typing import Any, Protocol
 
 from millrace.config import EngineConfig
 from millrace.errors import EngineUnavailable, MillraceError, ModelError, OutOfMemory
+from millrace.models.description import FolderStamp
 from millrace.models.footprint import in_words
 from millrace.serving.catalogue import ModelSpec
 from millrace.serving.client import EngineClient
-from millrace.serving.instance import Instance
+from millrace.serving.instance import Instance, LoadFailure
 from millrace.serving.metrics import Metrics
 from millrace.serving.model import ServedModel
 from millrace.serving.residency import (
@@ -29,7 +30,6 @@ from millrace.serving.residency import (
     Reason,
     decide,
     never_fits,
-    pause_left,
 )
 
 log = logging.getLogger("millrace.serving")
@@ -47,6 +47,9 @@ _WHY: dict[Reason, str] = {
 
 class Opener(Protocol):
     """Makes the parts of a model."""
+
+    def check(self, spec: ModelSpec) -> None:
+        """Raise what is wrong with its files: not for the event loop."""
 
     def need(self, spec: ModelSpec) -> Need:
         """From its files: not for the event loop."""
@@ -78,7 +81,10 @@ class Residents:
         self._current: dict[str, Instance] = {}
         """By name, the life that requests are given to."""
         self._all: dict[int, Instance] = {}
-        self._failed: dict[str, tuple[MillraceError, float]] = {}
+        self._failed: dict[str, LoadFailure] = {}
+        """By name, until a load succeeds."""
+        self.when_lost: Callable[[Instance], None] = lambda instance: None
+        """Called with a model that could not be loaded, or kept up."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._deciding = self._again = False
@@ -101,21 +107,12 @@ class Residents:
     def current(self, name: str) -> Instance | None:
         return self._current.get(name)
 
-    def failure(self, name: str) -> tuple[MillraceError, float] | None:
-        """Why it could not be loaded, and for how many seconds that is not tried again."""
-        if name not in self._failed:
-            return None
-        error, when = self._failed[name]
-        left = pause_left(when, time.monotonic())
-        if not left:
-            del self._failed[name]
-        return (error, left) if left else None
-
-    def remember(self, name: str, error: MillraceError) -> None:
-        self._failed[name] = error, time.monotonic()
+    def failure(self, name: str) -> LoadFailure | None:
+        """Why it could not be loaded the last time; None if it was, or was not tried."""
+        return self._failed.get(name)
 
     def forget(self, name: str) -> None:
-        """Somebody wants it to be tried again."""
+        """It is to be tried again, whatever happened."""
         self._failed.pop(name, None)
 
     def check(self, name: str, need: Need) -> None:
@@ -128,9 +125,10 @@ class Residents:
         """Whether there is room without anybody's leaving."""
         return self.reserved + need.smallest <= self._limit
 
-    def want(self, instance: Instance, need: Need) -> None:
-        """Have it loaded when there is room."""
+    def want(self, instance: Instance, need: Need, files: FolderStamp) -> None:
+        """Have it loaded from these files when there is room."""
         instance.need, instance.phase, instance.since = need, "wished", time.monotonic()
+        instance.files = files
         instance.client.waits("waiting for memory")
         self.wake()
 
@@ -152,6 +150,7 @@ class Residents:
             raise EngineUnavailable("The server is shutting down.")
         instance = Instance(spec, self._opener.client, pinned=pinned)
         instance.client.when_idle = lambda: self._idle(instance)
+        instance.client.when_failed = lambda error: self._lost(instance, error)
         self._all[instance.key] = self._current[spec.name] = instance
         self._spawn(self._open_text(instance))
         return instance
@@ -282,6 +281,7 @@ class Residents:
             self._metrics.of(instance.spec.name).ready(ready.kv_budget)
             log.info("loaded %s in %.1f s", instance.spec.name, ready.load_seconds)
             instance.phase = "loaded"
+            self.forget(instance.spec.name)
             instance.used = time.monotonic()
             instance.settled.set()
             self.wake()
@@ -305,19 +305,23 @@ class Residents:
             await model.stop()
 
     def _lost(self, instance: Instance, error: MillraceError) -> None:
-        """It cannot be loaded: said to all who wait, and remembered."""
-        if instance.phase == "leaving" or self._stopped:
+        """It cannot be loaded, or kept up: reported to all who wait, and remembered."""
+        if instance.phase in ("leaving", "failed") or self._stopped:
             return
         name = instance.spec.name
-        log.error("%s cannot be loaded: %s", name, error.message)
-        self._metrics.loaded(name, "failed")
-        self.remember(name, error)
+        if instance.phase == "loaded":
+            log.error("%s is no longer available: %s", name, error.message)
+        else:
+            log.error("%s cannot be loaded: %s", name, error.message)
+            self._metrics.loaded(name, "failed")
+        self._failed[name] = LoadFailure(error, time.monotonic(), instance)
         instance.failure = error
         self._leave(instance)
         instance.client.engine_failed(error)
         if not instance.opened.done():
             instance.opened.set_exception(error)
             instance.opened.exception()  # somebody may hear of it, or nobody
+        self.when_lost(instance)
 
     def drain(self, instance: Instance, reason: Reason, sake: str = "") -> None:
         """It takes no more requests, and leaves when it has answered those it has."""
@@ -359,6 +363,8 @@ class Residents:
             instance.opened.exception()
         self._metrics.of(instance.spec.name).gone()
         instance.client.when_idle = _nothing
+        if instance.failure is not None:
+            instance.phase = "failed"
         instance.forget()
         instance.granted = 0
         del self._all[instance.key]

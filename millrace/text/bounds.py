@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from millrace.errors import ModelError
+from millrace.models.files import MOST_TOKENIZER, read_bytes
 from millrace.text.vocabulary import BYTE_ALPHABET
 
 _KEEPING = frozenset({"ByteLevel", "Digits", "Metaspace"})
@@ -46,8 +48,8 @@ class FewestTokens:
 
     def __init__(self, file: Path, vocabulary: Mapping[str, int]) -> None:
         try:
-            known = msgspec.json.decode(file.read_bytes(), type=_TokenizerKind)
-        except (OSError, msgspec.DecodeError):
+            known = msgspec.json.decode(read_bytes(file, MOST_TOKENIZER), type=_TokenizerKind)
+        except (ModelError, ValueError, RecursionError):
             known = _TokenizerKind()
         self._longest = _longest(known, vocabulary)
         self._unknown = b""

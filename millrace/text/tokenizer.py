@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as _Fast
 
 from millrace.errors import ModelError
 from millrace.models.ends import end_ids, special_text
-from millrace.models.files import read_json
+from millrace.models.files import MOST_TOKENIZER, read_bytes, read_json, read_text, reads_folder
 from millrace.text.bounds import FewestTokens
 from millrace.text.vocabulary import Vocabulary
 
@@ -117,17 +117,27 @@ class Tokenizer:
     def _templates(self) -> dict[str, str]:
         file = self.folder / "chat_template.jinja"
         if file.is_file():
-            found: dict[str, str] = {"default": file.read_text(encoding="utf-8")}
+            found: dict[str, str] = {"default": read_text(file)}
             further = sorted((self.folder / "additional_chat_templates").glob("*.jinja"))
-            return found | {f.stem: f.read_text(encoding="utf-8") for f in further}
+            return found | {f.stem: read_text(f) for f in further}
         source = self.settings.get("chat_template")
         if source is None:
             source = read_json(self.folder / "chat_template.json", optional=True).get(
                 "chat_template"
             )
         if isinstance(source, list):
-            return {t["name"]: t["template"] for t in source}
+            return _named_templates(source, self.folder)
         return {"default": source} if isinstance(source, str) else {}
+
+
+def _named_templates(listed: list[Any], folder: Path) -> dict[str, str]:
+    found = {}
+    for one in listed:
+        name, template = (one.get("name"), one.get("template")) if isinstance(one, dict) else (0, 0)
+        if not isinstance(name, str) or not isinstance(template, str):
+            raise ModelError(f"The chat templates in {folder} cannot be read: not all have a name.")
+        found[name] = template
+    return found
 
 
 def added_tokens(folder: Path) -> dict[int, str]:
@@ -136,15 +146,18 @@ def added_tokens(folder: Path) -> dict[int, str]:
     return {int(id): str(token.content) for id, token in added.items()}
 
 
+@reads_folder
 def _load(folder: Path) -> _Fast:
     file = folder / "tokenizer.json"
     try:
         if file.is_file():
-            return _Fast.from_file(str(file))
+            return _Fast.from_buffer(read_bytes(file, MOST_TOKENIZER))
         from transformers import AutoTokenizer
 
         slow: Any = AutoTokenizer.from_pretrained(str(folder))
         fast: _Fast = slow.backend_tokenizer
         return fast
+    except ModelError:
+        raise
     except Exception as error:  # the libraries raise bare Exceptions for malformed files
         raise ModelError(f"The tokenizer in {folder} cannot be read: {error}") from error

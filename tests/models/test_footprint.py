@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,16 @@ def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _folder(folder: Path, tensors: dict[str, tuple[str, list[int]]], **config: Any) -> Path:
     (folder / "config.json").write_text(json.dumps(CONFIG | config))
-    head = {n: {"dtype": d, "shape": s, "data_offsets": [0, 0]} for n, (d, s) in tensors.items()}
+    head: dict[str, Any] = {}
+    end = 0
+    for name, (kind, shape) in tensors.items():
+        size = math.prod(shape) * (2 if kind == "BF16" else 4)
+        head[name] = {"dtype": kind, "shape": shape, "data_offsets": [end, end + size]}
+        end += size
     data = json.dumps(head).encode()
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(data)) + data)
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(data)) + data)
+        file.truncate(8 + len(data) + end)  # nothing of it is written to the disk
     return folder
 
 
@@ -84,9 +92,11 @@ def test_the_least_state_is_a_window_within_bounds(tmp_path: Path) -> None:
     assert footprint(_folder(tmp_path, tensors, num_hidden_layers=900)).least_kv == 256 * MIB
     short = _folder(tmp_path, tensors, max_position_embeddings=8)
     assert footprint(short).least_kv == 4 * MIB
-    for strange in ({"num_attention_heads": 0}, {"hidden_size": "x"}, {"head_dim": []}):
+    for strange in ({"num_attention_heads": 0}, {"hidden_size": None}, {"head_dim": []}):
         odd = {"head_dim": None} | strange
         assert 4 * MIB <= footprint(_folder(tmp_path, tensors, **odd)).least_kv <= 256 * MIB
+    with pytest.raises(ModelError, match="hidden_size should be a number, and is a text"):
+        footprint(_folder(tmp_path, tensors, hidden_size="x"))
 
 
 def test_broken_weights_are_told(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from huggingface_hub import constants
 
 from millrace.errors import ModelError
 from millrace.models import fetch, store
+from millrace.models.description import INDEX
 from millrace.models.resolve import DEFAULT, resolve
 
 SLOW = """
@@ -83,7 +84,7 @@ def test_a_missing_file_is_named(tmp_path: Path, missing: str) -> None:
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "m")
     shards = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
-    (folder / store.INDEX).write_text(json.dumps({"weight_map": shards}))
+    (folder / INDEX).write_text(json.dumps({"weight_map": shards}))
     (folder / shards["a"]).write_bytes(b"")
     with pytest.raises(ModelError, match=r"model-00002-of-00002\.safetensors is missing"):
         resolve(str(folder))

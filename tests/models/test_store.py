@@ -13,6 +13,7 @@ from huggingface_hub import constants
 
 from millrace.errors import ModelError
 from millrace.models import store
+from millrace.models.description import describe
 from millrace.models.resolve import resolve
 
 PARAMETERS = (
@@ -50,7 +51,7 @@ def test_describe(tmp_path: Path, kind: str, quantization: str | None) -> None:
     from gguf.constants import GGMLQuantizationType
 
     source = write_gguf(tmp_path / "tiny.gguf", kind=GGMLQuantizationType[kind]).path
-    about = store.describe(resolve(str(source)).path)
+    about = describe(resolve(str(source)).path)
     assert about.architecture == "llama"
     assert about.parameters == PARAMETERS
     assert about.quantization == quantization
@@ -69,14 +70,12 @@ def test_ends_are_gathered_from_every_file(tmp_path: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<end>"}}))
     tokens = {"added_tokens": [{"id": 9, "content": "<end>"}]}
     (folder / "tokenizer.json").write_text(json.dumps(tokens))
-    assert sorted(store.describe(folder).eos) == [1, 2, 3, 4, 9]
+    assert sorted(describe(folder).eos) == [1, 2, 3, 4, 9]
 
 
 def test_nested_configurations(tmp_path: Path) -> None:
     text = {"max_position_embeddings": 777, "vocab_size": 12}
-    about = store.describe(
-        make_hub(tmp_path, "org/x", {"model_type": "gemma3", "text_config": text})
-    )
+    about = describe(make_hub(tmp_path, "org/x", {"model_type": "gemma3", "text_config": text}))
     assert (about.context, about.vocabulary, about.architecture) == (777, 12, "gemma3")
     assert (about.parameters, about.dtype) == (15, "bfloat16")
 
@@ -125,4 +124,4 @@ def test_damage_is_named(tmp_path: Path, name: str, content: bytes, words: str) 
     (folder / name).unlink()
     (folder / name).write_bytes(content)
     with pytest.raises(ModelError, match=words):
-        store.describe(folder)
+        describe(folder)

@@ -136,24 +136,6 @@ def test_what_no_message_can_carry_leaves_nothing_behind_for_the_next_death(shar
     assert shared.post("/v1/completions", hello).status_code == 200
 
 
-def test_a_model_that_is_away_for_a_moment(start: Start, folder: Path, tmp_path: Path) -> None:
-    model = Path(shutil.copytree(folder, tmp_path / "model"))
-    server = start(*_options(model)).wait_ready()
-    streams = Streams(server, 2)
-    with poisoned.hold(model):
-        streams.start()
-        model.rename(tmp_path / "away")
-        server.kill_engine()
-        _wait(server, lambda: "cannot be started" in server.health().get("error", ""))
-        assert server.http.get("/health").status_code == 503
-        late = streams.pool.submit(server.post, "/v1/completions", poisoned.healthy(9, 5))
-        _wait(server, lambda: len(server.status()["requests"]) == 3)
-        (tmp_path / "away").rename(model)
-    streams.check()
-    assert late.result().status_code == 200
-    assert server.http.get("/health").status_code == 200
-
-
 def test_sockets_that_were_tidied_away(start: Start, folder: Path, tmp_path: Path) -> None:
     server = start(*_options(folder), env={"TMPDIR": str(tmp_path)}).wait_ready()
     streams = Streams(server, 2)

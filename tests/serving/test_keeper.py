@@ -9,7 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from millrace.errors import BadRequest, EngineUnavailable, ModelError, RequestFailed
+from millrace.errors import (
+    BadRequest,
+    EngineUnavailable,
+    MillraceError,
+    ModelError,
+    RequestFailed,
+)
 from millrace.flight import FlightReading
 from millrace.protocol import (
     Abort,
@@ -77,7 +83,16 @@ class Stage:
         self.engines: list[Played] = []
         self.trouble: list[Exception] = []
         """What the next launches fail with."""
-        self.client = EngineClient(self._launch, Admission(8, 8), Metrics().of("played"))
+        self.problem: str | None = None
+        """What is wrong with the model's files."""
+        self.reported: list[MillraceError] = []
+        self.client = EngineClient(
+            self._launch,
+            Admission(8, 8),
+            Metrics().of("played"),
+            diagnose=lambda: self.problem,
+        )
+        self.client.when_failed = self.reported.append
 
     async def _launch(self) -> Played:
         if self.trouble:
@@ -172,15 +187,60 @@ def test_restarts_go_on_whatever_they_fail_of(caplog: pytest.LogCaptureFixture) 
         stage.say(EngineGone("gone", Cause.KILL))
         await stage.until(lambda: "Too many" in (stage.client.why or ""))
         await stage.until(lambda: len(stage.engines) == 2)
-        for _ in range(keeper.FIRST_STARTS + 2):
-            stage.say(Failed("model_error", "The folder is away."), EngineGone("status 3"))
+        for _ in range(keeper.REFUSALS - 1):
+            stage.say(Failed("model_error", "There is no memory."), EngineGone("status 3"))
             count = len(stage.engines)
             await stage.until(lambda count=count: len(stage.engines) > count)  # type: ignore[misc]
-            assert "The folder is away" in (stage.client.why or "")
+            assert "There is no memory" in (stage.client.why or "")
             assert stage.client.state is State.RESTARTING
         stage.say(READY)
         await stage.until(lambda: stage.engines[-1].sent)
         assert active.open
+
+    play(scene)
+
+
+async def _fails(stage: Stage, active: InFlight, words: str) -> None:
+    """Requests end with the reason, and no more are taken."""
+    await stage.until(lambda: stage.client.state is State.FAILED)
+    with pytest.raises((ModelError, EngineUnavailable), match=words):
+        _ = [item async for item in active.items()]
+    with pytest.raises((ModelError, EngineUnavailable), match=words):
+        stage.client.admit(1)
+    assert stage.reported and words in stage.reported[0].message
+
+
+def test_files_that_are_gone_end_the_attempts_at_once() -> None:
+    async def scene(stage: Stage) -> None:
+        active = stage.submit("a")
+        stage.problem = "The folder is missing."
+        stage.say(EngineGone("gone", Cause.KILL))
+        await _fails(stage, active, "The folder is missing")
+        assert len(stage.engines) == 1, "no further engine is started"
+
+    play(scene)
+
+
+def test_a_model_that_engines_refuse_again_and_again_is_given_up() -> None:
+    async def scene(stage: Stage) -> None:
+        active = stage.submit("a")
+        stage.say(EngineGone("gone", Cause.KILL))
+        for count in range(2, keeper.REFUSALS + 2):
+            await stage.until(lambda count=count: len(stage.engines) == count)  # type: ignore[misc]
+            stage.say(Failed("model_error", "It does not load."), EngineGone("status 3"))
+        await _fails(stage, active, "It does not load")
+
+    play(scene)
+
+
+def test_engines_that_end_before_they_are_ready_are_given_up() -> None:
+    async def scene(stage: Stage) -> None:
+        active = stage.submit("a")
+        stage.say(EngineGone("gone", Cause.KILL))
+        for count in range(2, keeper.RESTARTS + 2):
+            await stage.until(lambda count=count: len(stage.engines) == count)  # type: ignore[misc]
+            stage.say(EngineGone("it ended with status 1"))
+        await _fails(stage, active, "it ended with status 1")
 
     play(scene)
 

@@ -61,6 +61,9 @@ class _Opener:
         self.needs: list[threading.Event] = []
         """For each call, what it waits for."""
 
+    def check(self, spec: ModelSpec) -> None:
+        """Its files are as they should be."""
+
     def need(self, spec: ModelSpec) -> Need:
         if self.needs:
             assert self.needs.pop(0).wait(PATIENCE)

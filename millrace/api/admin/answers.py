@@ -105,9 +105,12 @@ class ModelStatus(msgspec.Struct, kw_only=True):
     name: str
     state: State
     stage: str
+    error: str | None
+    """Why requests are not being served."""
     engine_pid: int | None
-    residency: Literal["wished", "loading", "loaded", "leaving"]
-    """Wished for and without memory yet, being loaded, there, or about to be gone."""
+    residency: Literal["wished", "loading", "loaded", "leaving", "failed"]
+    """Wished for and without memory yet, being loaded, there, about to be gone, or lost: it was loaded
+    at the start, and its engine could not be kept up."""
     pinned: bool
     expires_at: str | None
     """When it is unloaded unless it is used before."""

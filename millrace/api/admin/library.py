@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-from pathlib import Path
 
 import msgspec
 from fastapi import APIRouter
@@ -17,6 +15,7 @@ from millrace.api.openapi.describe import describe
 from millrace.errors import MillraceError
 from millrace.models import store, suggestions
 from millrace.serving.catalogue import ModelSpec
+from millrace.serving.facts import SpecFacts
 from millrace.serving.registry import Registry
 
 router = APIRouter()
@@ -26,7 +25,7 @@ class LibraryModel(msgspec.Struct):
     name: str
     aliases: list[str]
     disk_bytes: int | None
-    """None where its files are not those of a model any more."""
+    """None where its files are broken or missing."""
     need_bytes: int | None
     """What it takes at least while it is loaded."""
     fits: bool
@@ -37,6 +36,8 @@ class LibraryModel(msgspec.Struct):
     architecture: str | None = None
     quantization: str | None = None
     parameters: int | None = None
+    error: str | None = None
+    """What is broken or missing in its files."""
 
 
 class SuggestedModel(msgspec.Struct):
@@ -60,18 +61,21 @@ class Library(msgspec.Struct):
 @describe("server", "The models on this machine, and which others would fit", answer=Library)
 async def library(http: HttpRequest) -> Response:
     registry = context_of(http).registry
-    specs = [s.spec for s in await registry.standings()]
+    standings = await registry.standings()
     named = {s.name for s in registry.named}
-    models = await asyncio.to_thread(lambda: [_model(registry, s, s.name in named) for s in specs])
+    models = await asyncio.to_thread(
+        lambda: [_model(registry, s.spec, s.facts, s.spec.name in named) for s in standings]
+    )
     return as_json(Library(registry.limit, registry.reserved, models, _suggested(registry.limit)))
 
 
-def _model(registry: Registry, spec: ModelSpec, named: bool) -> LibraryModel:
-    try:
-        need: int | None = registry.need(spec).smallest
-        about = _described(spec.folder, (spec.folder / "config.json").stat().st_mtime)
-    except (MillraceError, OSError):
-        need, about = None, None
+def _model(registry: Registry, spec: ModelSpec, facts: SpecFacts, named: bool) -> LibraryModel:
+    need, error, about = None, facts.error, facts.about
+    if error is None:
+        try:
+            need = registry.need(spec).smallest
+        except MillraceError as problem:
+            error = problem.message
     fits = need is not None and (registry.limit is None or need <= registry.limit)
     return LibraryModel(
         name=spec.name,
@@ -84,12 +88,8 @@ def _model(registry: Registry, spec: ModelSpec, named: bool) -> LibraryModel:
         architecture=about.architecture if about else None,
         quantization=(about.quantization or about.dtype) if about else None,
         parameters=about.parameters if about else None,
+        error=error,
     )
-
-
-@functools.lru_cache(maxsize=256)
-def _described(folder: Path, modified: float) -> store.ModelDescription:
-    return store.describe(folder)
 
 
 def _is_own(spec: ModelSpec) -> bool:

@@ -42,12 +42,18 @@ async def root(http: HttpRequest) -> Response:
 async def health(http: HttpRequest) -> Response:
     registry = context_of(http).registry
     instances = [i for i in registry.instances() if i.phase in ("wished", "loading", "loaded")]
-    states = {i.spec.name: i.client.state.value for i in instances}
+    lost = {i.spec.name: i for i in registry.unavailable()}
+    states = {name: str(State.FAILED) for name in lost}
+    states |= {i.spec.name: i.client.state.value for i in instances}
     # A model that is loaded on demand is no trouble of the server's.
     counted = [i for i in instances if i.phase == "loaded" or i.at_start]
     worst = next((s for s in _WORST_FIRST if s in [i.client.state for i in counted]), State.READY)
-    body: dict[str, Any] = {"status": str(worst), "models": states}
     reasons = [why for i in counted if (why := i.client.why) is not None]
+    if lost and all(spec.name in lost for spec in registry.named):
+        # While others are served, a lost one is no trouble of theirs.
+        worst = State.FAILED
+        reasons += [i.failure.message for i in lost.values() if i.failure is not None]
+    body: dict[str, Any] = {"status": str(worst), "models": states}
     if reasons:
         body["error"] = reasons[0]
     split = {

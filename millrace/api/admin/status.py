@@ -40,6 +40,8 @@ class View:
 
 def status_of(registry: Registry, view: View) -> dict[str, Any]:
     found = [i for i in registry.instances() if i.phase != "text"]
+    live = {i.spec.name for i in found}
+    found += [i for i in registry.unavailable() if i.spec.name not in live]
     memory = {"limit": registry.limit, "reserved": registry.reserved}
     return {"version": __version__, "memory": memory, "models": [_model(i, view) for i in found]}
 
@@ -56,8 +58,9 @@ def _model(instance: Instance, view: View) -> dict[str, Any]:
     client, ready = instance.client, instance.client.ready
     return {
         "name": instance.spec.name,
-        "state": client.state.value,
+        "state": str(state_of(instance)),
         "stage": "ready" if client.state is State.READY else client.stage,
+        "error": instance.failure.message if instance.failure else client.why,
         "residency": instance.phase,
         "pinned": instance.pinned,
         "expires_at": moment(instance.expires),
@@ -83,6 +86,10 @@ def _model(instance: Instance, view: View) -> dict[str, Any]:
         "requests": view.requests(client),
         **({"ranks": ranks} if (ranks := ranks_of(client)) else {}),
     }
+
+
+def state_of(instance: Instance) -> State:
+    return State.FAILED if instance.failure is not None else instance.client.state
 
 
 def ranks_of(client: EngineClient) -> list[dict[str, Any]]:

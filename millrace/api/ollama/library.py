@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import functools
+import contextlib
 import hashlib
-import os
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,9 @@ from millrace.api.moments import moment
 from millrace.api.ollama.names import tagged
 from millrace.api.openapi.describe import READS, describe
 from millrace.errors import BadRequest, ModelError, Unsupported
-from millrace.models import store
+from millrace.models import description
+from millrace.models.description import ModelDescription, inspect, stamp
+from millrace.models.files import MOST_JSON, read_bytes, reads_folder
 from millrace.models.window import read_config
 from millrace.serving.adapters import ServedAdapter
 from millrace.serving.model import ServedModel
@@ -61,13 +61,16 @@ async def version() -> Response:
 async def tags(http: HttpRequest) -> Response:
     """Whatever can be asked for, loaded or not."""
     registry = context_of(http).registry
-    specs = [s.spec for s in await registry.standings()]
-    found = await asyncio.to_thread(lambda: [_listed(s.name, s.folder) for s in specs])
+    standings = await registry.standings()
+    found = await asyncio.to_thread(
+        lambda: [_listed(s.spec.folder, s.spec.name) for s in standings]
+    )
     listed: list[dict[str, Any]] = []
-    for spec, entry in zip(specs, found, strict=True):
-        if entry is not None:
-            listed.append(entry)
-            listed += [_adapted(entry, a) for a in registry.adapters.of(spec.name).all()]
+    for standing, entry in zip(standings, found, strict=True):
+        if (error := standing.facts.error) is not None:
+            entry["error"] = error
+        listed.append(entry)
+        listed += [_adapted(entry, a) for a in registry.adapters.of(standing.spec.name).all()]
     return as_json({"models": listed})
 
 
@@ -90,13 +93,12 @@ async def ps(http: HttpRequest) -> Response:
         ready, model = instance.client.ready, instance.model
         if instance.phase != "loaded" or ready is None or model is None:
             continue
-        entry = await asyncio.to_thread(_listed, model.name, model.tokenizer.folder)
-        if entry is not None:
-            del entry["modified_at"]
-            size, on_gpu = ready.weight_bytes, ready.device != "cpu"
-            entry |= {"size": size, "size_vram": size if on_gpu else 0}
-            expiry = {"expires_at": moment(instance.expires) or _FOR_EVER}
-            found.append(entry | expiry | {"context_length": model.window})
+        entry = await asyncio.to_thread(_listed, model.tokenizer.folder, model.name)
+        del entry["modified_at"]
+        size, on_gpu = ready.weight_bytes, ready.device != "cpu"
+        entry |= {"size": size, "size_vram": size if on_gpu else 0}
+        expiry = {"expires_at": moment(instance.expires) or _FOR_EVER}
+        found.append(entry | expiry | {"context_length": model.window})
     return as_json({"models": found})
 
 
@@ -106,7 +108,7 @@ async def show(http: HttpRequest) -> Response:
     context = context_of(http)
     name = convert(await read_object(http, context.config.max_body), OllamaModelName).asked
     model = await leased(http, name, loads=False)
-    return as_json(await asyncio.to_thread(_shown, model))
+    return as_json(await asyncio.to_thread(_shown, model.tokenizer.folder, model))
 
 
 @router.post("/api/create")
@@ -122,52 +124,45 @@ async def not_here(http: HttpRequest) -> Response:
     )
 
 
-@dataclass(frozen=True)
-class _About:
-    description: store.ModelDescription
-    digest: str
-    modified: str
-
-
-def _about(folder: Path) -> _About:
-    return _read(folder, (folder / "config.json").stat().st_mtime)
-
-
-@functools.lru_cache(maxsize=64)
-def _read(folder: Path, modified: float) -> _About:
-    """The digest tells folders apart by their configuration and their files' names and sizes."""
-    digest = hashlib.sha256((folder / "config.json").read_bytes())
-    for file in sorted(folder.iterdir()):
-        if file.is_file():
-            digest.update(f"\0{file.name}\0{os.path.getsize(file)}".encode())
-    moment = datetime.fromtimestamp(modified, UTC).isoformat().replace("+00:00", "Z")
-    return _About(store.describe(folder), digest.hexdigest(), moment)
-
-
-def _listed(name: str, folder: Path) -> dict[str, Any] | None:
-    """None for one that is not whole any more."""
+def _modified(folder: Path) -> str:
     try:
-        about = _about(folder)
-    except (OSError, ModelError):
-        return None
+        changed = (folder / "config.json").stat().st_mtime
+    except OSError:
+        changed = 0.0
+    return datetime.fromtimestamp(changed, UTC).isoformat().replace("+00:00", "Z")
+
+
+def _digest(folder: Path) -> str:
+    """It tells folders apart by their configuration and their files' names and sizes."""
+    digest = hashlib.sha256()
+    with contextlib.suppress(ModelError):
+        digest.update(read_bytes(folder / "config.json", MOST_JSON))
+    for name, _, size, _ in stamp(folder):
+        digest.update(f"\0{name}\0{size}".encode(errors="replace"))
+    return digest.hexdigest()
+
+
+def _listed(folder: Path, name: str) -> dict[str, Any]:
+    """Of a broken one, sizes and kinds are unknown."""
+    found = inspect(folder)
     return {
         "name": tagged(name),
         "model": tagged(name),
-        "modified_at": about.modified,
-        "size": about.description.bytes,
-        "digest": about.digest,
-        "details": _details(about.description),
+        "modified_at": _modified(folder),
+        "size": found.about.bytes if found.about else 0,
+        "digest": _digest(folder),
+        "details": _details(found.about),
     }
 
 
-def _details(about: store.ModelDescription) -> dict[str, Any]:
+def _details(about: ModelDescription | None) -> dict[str, Any]:
     return {
         "parent_model": "",
         "format": "safetensors",
-        "family": about.architecture,
-        "families": [about.architecture],
-        "parameter_size": _size(about.parameters),
-        "quantization_level": about.quantization or about.dtype,
+        "family": about.architecture if about else "",
+        "families": [about.architecture] if about else [],
+        "parameter_size": _size(about.parameters) if about else "",
+        "quantization_level": (about.quantization or about.dtype) if about else "",
     }
 
 
@@ -190,16 +185,16 @@ _INFO = {
 """Ollama's words for what a config.json holds."""
 
 
-def _shown(model: ServedModel) -> dict[str, Any]:
+@reads_folder
+def _shown(folder: Path, model: ServedModel) -> dict[str, Any]:
+    about = description.describe(folder)
     tokenizer = model.tokenizer
-    folder = tokenizer.folder
-    about = _about(folder)
     config = read_config(folder)
     config |= config.get("text_config") or {}
-    kind = about.description.architecture
+    kind = about.architecture
     info: dict[str, Any] = {
         "general.architecture": kind,
-        "general.parameter_count": about.description.parameters,
+        "general.parameter_count": about.parameters,
     }
     info |= {f"{kind}.{ours}": config[key] for ours, key in _INFO.items() if key in config}
     info[f"{kind}.context_length"] = model.window
@@ -207,10 +202,10 @@ def _shown(model: ServedModel) -> dict[str, Any]:
         "modelfile": _modelfile(model),
         "parameters": "\n".join(f"{name} {value}" for name, value in model.defaults.items()),
         "template": tokenizer.template_source or "",
-        "details": _details(about.description),
+        "details": _details(about),
         "model_info": info,
         "capabilities": _capabilities(model, takes_pictures(folder)),
-        "modified_at": about.modified,
+        "modified_at": _modified(folder),
     }
 
 

@@ -154,7 +154,8 @@ class ModelCard(msgspec.Struct):
     output_modalities: list[Literal["text", "embeddings", "scores"]] | None = None
     """What it makes."""
     alias_of: str | None = None
-    state: Literal["unloaded", "loading", "loaded", "failed"] | None = None
+    state: Literal["unloaded", "loading", "loaded", "failed", "broken"] | None = None
+    """A broken one has files that are missing or cannot be read."""
     pinned: bool | None = None
     stage: str | None = None
     """What a model that is being loaded is at."""
@@ -163,7 +164,7 @@ class ModelCard(msgspec.Struct):
     expires_at: str | None = None
     """When it is unloaded unless it is used before."""
     error: str | None = None
-    """Why it could not be loaded a moment ago."""
+    """Why it cannot be loaded, or could not be a moment ago."""
     profile: dict[str, Any] | None = None
     """What is set for it where a request does not say otherwise."""
     root: str | None = None

@@ -5,12 +5,11 @@ OpenAI and Anthropic have this path in common; Anthropic's clients are known by 
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
@@ -21,10 +20,7 @@ from millrace.api.context import context_of
 from millrace.api.moments import moment
 from millrace.api.openai.answers import ModelCard, ModelList
 from millrace.api.openapi.describe import describe
-from millrace.errors import ModelError
-from millrace.models.encoders import encoder_in
 from millrace.serving.adapters import ServedAdapter
-from millrace.serving.giving import Makes, makes
 from millrace.serving.pictures import takes_in
 from millrace.serving.registry import Registry, Standing
 
@@ -39,10 +35,9 @@ async def models(http: HttpRequest) -> Response:
     card = _describer(http)
     listed = []
     for standing in await context_of(http).registry.standings():
-        if (read := await asyncio.to_thread(_read, standing)) is not None:
-            listed += [card(standing, read, a) for a in (None, *standing.spec.aliases)]
-            adapters = context_of(http).registry.adapters.of(standing.spec.name)
-            listed += [_adapted(card(standing, read, None), a) for a in adapters.all()]
+        listed += [card(standing, a) for a in (None, *standing.spec.aliases)]
+        adapters = context_of(http).registry.adapters.of(standing.spec.name)
+        listed += [_adapted(card(standing, None), a) for a in adapters.all()]
     if _is_anthropic(http):
         ids = [c["id"] for c in listed] or [None]
         return as_json({"data": listed, "first_id": ids[0], "last_id": ids[-1], "has_more": False})
@@ -58,10 +53,9 @@ async def model(http: HttpRequest, name: str) -> Response:
 async def card_of(http: HttpRequest, name: str) -> dict[str, Any]:
     registry = context_of(http).registry
     adapter = registry.adapters.find(name)
-    standing = registry.standing(await registry.spec(name))
-    read = await asyncio.to_thread(_read, standing)
+    standing = await registry.standing_of(name)
     alias = name if name in standing.spec.aliases else None
-    card = _describer(http)(standing, read or _Read(0, "text"), alias)
+    card = _describer(http)(standing, alias)
     return _adapted(card, adapter[1]) if adapter else card
 
 
@@ -73,27 +67,11 @@ def _adapted(card: dict[str, Any], adapter: ServedAdapter) -> dict[str, Any]:
     return card | own | {"parent": card["id"]}
 
 
-class _Read(NamedTuple):
-    """What a model's files tell."""
-
-    window: int
-    makes: Makes
-
-
-def _read(standing: Standing) -> _Read | None:
-    """None where the files are not those of a model any more."""
-    spec = standing.spec
-    try:
-        return _Read(spec.window, makes(encoder_in(spec.engine)))
-    except ModelError:
-        return None
-
-
 def _is_anthropic(http: HttpRequest) -> bool:
     return "anthropic-version" in http.headers
 
 
-Describer = Callable[[Standing, _Read, str | None], dict[str, Any]]
+Describer = Callable[[Standing, str | None], dict[str, Any]]
 
 
 def _describer(http: HttpRequest) -> Describer:
@@ -101,19 +79,17 @@ def _describer(http: HttpRequest) -> Describer:
     return _anthropic if _is_anthropic(http) else functools.partial(_openai, registry)
 
 
-def _openai(
-    registry: Registry, standing: Standing, read: _Read, alias: str | None
-) -> dict[str, Any]:
-    spec = standing.spec
+def _openai(registry: Registry, standing: Standing, alias: str | None) -> dict[str, Any]:
+    spec, facts = standing.spec, standing.facts
     described: dict[str, Any] = {
         "id": alias or spec.name,
         "object": "model",
         "created": _CREATED,
         "owned_by": "millrace",
-        "context_window": read.window,
-        "max_model_len": read.window,
+        "context_window": standing.window,
+        "max_model_len": standing.window,
         "input_modalities": takes_in(spec.folder),
-        "output_modalities": [read.makes],
+        "output_modalities": [facts.makes or "text"],
         "state": standing.state,
         "pinned": registry.pinned(spec),
     }
@@ -130,13 +106,17 @@ def _openai(
     return described if alias is None else described | {"alias_of": spec.name}
 
 
-def _anthropic(standing: Standing, read: _Read, alias: str | None) -> dict[str, Any]:
-    return {
+def _anthropic(standing: Standing, alias: str | None) -> dict[str, Any]:
+    described = {
         "type": "model",
         "id": alias or standing.spec.name,
         "display_name": alias or standing.spec.name,
         "created_at": datetime.fromtimestamp(_CREATED, UTC).isoformat(),
         "lifecycle": "active",
-        "max_input_tokens": read.window,
-        "max_tokens": read.window,
+        "max_input_tokens": standing.window,
+        "max_tokens": standing.window,
     }
+    if standing.failure is not None:
+        # Anthropic has no words for it; clients pass over fields that they do not know.
+        described |= {"state": standing.state, "error": standing.failure}
+    return described

@@ -150,7 +150,7 @@ export class Dashboard {
     this.engines.append(root);
     const show = (m) => {
       dot.className = `state ${m.state}`;
-      word.textContent = m.state === "ready" ? "ready" : `${m.state}: ${m.stage}`;
+      word.textContent = m.state === "ready" ? "ready" : `${m.state}: ${m.error ?? m.stage}`;
       kv.show(m.kv_budget ? m.kv_bytes / m.kv_budget : 0);
       const memory = m.device_memory;
       replace(facts, ...[

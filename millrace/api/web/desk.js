@@ -79,7 +79,7 @@ export class Desk {
   get answer() { return this.running.get(this.talk.id) ?? null; }
 
   models() {
-    const states = { loaded: "", loading: " · loading", unloaded: "", failed: " · failed" };
+    const states = { loaded: "", loading: " · loading", unloaded: "", failed: " · failed", broken: " · broken" };
     const options = server.models.map((m) => el("option", { value: m.id, text: m.id + (m.alias_of ? ` (${m.alias_of})` : "") + (states[m.state] ?? "") }));
     replace(this.picker, ...(options.length ? options : [el("option", { text: this.unreached ? "No connection" : "No models yet" })]));
     this.picker.value = this.model;

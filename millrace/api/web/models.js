@@ -5,7 +5,7 @@ import { button, confirmed, el, gauge, replace, toast } from "./dom.js";
 import { bytes, count, day } from "./format.js";
 import { refreshModels, refreshRole, server, watch } from "./server.js";
 
-const STATES = { loaded: "loaded", loading: "loading", unloaded: "on disk", failed: "failed" };
+const STATES = { loaded: "loaded", loading: "loading", unloaded: "on disk", failed: "failed", broken: "broken" };
 
 export class Models {
   constructor() {
@@ -59,7 +59,7 @@ export class Models {
     replace(this.room, el("div", { class: "lead" }, el("h2", { text: "Memory" }), el("span", { class: "dim figures", text: limit ? `${bytes(reserved)} of ${bytes(limit)} reserved, ${bytes(Math.max(0, limit - reserved))} free` : `${bytes(reserved)} reserved` })),
       limit && gauge("Memory reserved").show(reserved / limit));
     const cards = models.map((about) => [about, server.models.find((m) => m.id === about.name)]).filter(([, card]) => card);
-    const order = { loading: 0, loaded: 1, failed: 2, unloaded: 3 };
+    const order = { loading: 0, loaded: 1, failed: 2, broken: 2, unloaded: 3 };
     cards.sort(([, a], [, b]) => order[a.state] - order[b.state]);
     replace(this.list, ...cards.map(([about, card]) => this.card(about, card)));
     if (!cards.length) replace(this.list, el("p", { class: "empty", text: "No models yet. Fetch one below, or start the server with the path of one." }));
@@ -89,7 +89,7 @@ export class Models {
         el("div", { class: "row" }, el("span", { class: `state ${card.state}` }), el("span", { class: "name", text: card.id }),
           el("span", { class: "pill", text: STATES[card.state] }), card.pinned && el("span", { class: "pill good", text: "pinned" }), !about.fits && about.need_bytes && el("span", { class: "pill bad", text: "too large" })),
         el("div", { class: "facts" }, ...[
-          about.architecture, about.parameters > 1e6 && `${about.parameters > 1e9 ? `${(about.parameters / 1e9).toFixed(1)} B` : `${count(about.parameters / 1e6)} M`} parameters`, about.quantization, `window ${count(card.context_window)}`,
+          about.architecture, about.parameters > 1e6 && `${about.parameters > 1e9 ? `${(about.parameters / 1e9).toFixed(1)} B` : `${count(about.parameters / 1e6)} M`} parameters`, about.quantization, card.context_window && `window ${count(card.context_window)}`,
           about.disk_bytes !== null && `${bytes(about.disk_bytes)} on disk`, about.need_bytes && `needs ${bytes(about.need_bytes)}`,
           card.memory_bytes && `holds ${bytes(card.memory_bytes)}`, card.input_modalities?.includes("image") && "sees pictures",
           card.expires_at && `stays until ${day(card.expires_at)}`, about.aliases.length && `also ${about.aliases.join(", ")}`,
@@ -102,7 +102,7 @@ export class Models {
   }
 
   async remove(name, about) {
-    if (await confirmed(`Delete ${name}?`, `${bytes(about.disk_bytes)} are freed on the server's disk. It can be fetched again.`, "Delete")) {
+    if (await confirmed(`Delete ${name}?`, `${about.disk_bytes === null ? "Its files" : bytes(about.disk_bytes)} are removed from the server's disk. It can be fetched again.`, "Delete")) {
       await remove("/api/delete", { model: name });
       toast(`${name} is deleted.`);
     }

@@ -22,7 +22,7 @@ export const modelNamed = (name) => server.models.find((m) => m.id === name) ?? 
 /** The model to talk to when nobody chose one: one that is loaded, else the first. */
 export function likelyModel() {
   const real = server.models.filter((m) => !m.alias_of);
-  return (real.find((m) => m.state === "loaded") ?? real.find((m) => m.state === "loading") ?? real[0])?.id ?? "";
+  return (real.find((m) => m.state === "loaded") ?? real.find((m) => m.state === "loading") ?? real.find((m) => m.state !== "broken") ?? real[0])?.id ?? "";
 }
 
 /** Hear of every second's status; one connection serves all who do. */

@@ -7,6 +7,7 @@ is known of the family. No tensor is read and MLX is not imported: the front use
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -14,7 +15,7 @@ import msgspec
 
 from millrace.config import EngineConfig, Task
 from millrace.errors import ModelError
-from millrace.models.files import read_json
+from millrace.models.files import MOST_JSON, read_bytes, read_json, reads_folder
 from millrace.models.window import read_config
 
 Kind = Literal["embed", "classify", "judge"]
@@ -80,6 +81,7 @@ class Encoder(msgspec.Struct, frozen=True, kw_only=True):
         return f"embeddings {unit}, {'+'.join(self.pooling)} pooling, {self.length} tokens"
 
 
+@reads_folder
 def encoder_of(
     folder: Path,
     *,
@@ -140,12 +142,12 @@ _KNOWN_MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
 def _modules(folder: Path) -> list[_Module]:
     """sentence-transformers' list of what follows what; empty where there is none."""
     file = folder / "modules.json"
-    if not file.is_file():
+    if not os.path.exists(file):
         return []
     try:
-        listed = json.loads(file.read_bytes())
+        listed = json.loads(read_bytes(file, MOST_JSON))
         found = [_Module(str(m["type"]).rpartition(".")[2], str(m.get("path", ""))) for m in listed]
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ModelError(f"{file} cannot be understood: {error}. Fetch the model again.") from error
     for module in found:
         if module.kind not in _KNOWN_MODULES:

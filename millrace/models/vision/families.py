@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from millrace.errors import ModelError
-from millrace.models.files import read_json
+from millrace.models.files import reads_folder
+from millrace.models.window import is_candidate, read_config
 
 log = logging.getLogger("millrace.models")
 
@@ -65,13 +66,13 @@ _LEAST_ROOM, _MOST_ROOM = 64 << 20, 1 << 30
 _IMAGE_TOKEN = ("image_token_id", "image_token_index")
 
 
+@reads_folder
 def vision_in(folder: Path) -> Family | None:
     """What a folder's model is, if it takes pictures here; None for a text model.
 
     Raises ModelError where nothing here can run it.
     """
-    file = folder / "config.json"
-    return family_of(read_json(file), folder) if file.is_file() else None
+    return family_of(read_config(folder), folder) if is_candidate(folder) else None
 
 
 def family_of(settings: dict[str, Any], folder: Path | None = None) -> Family | None:

@@ -94,7 +94,7 @@ class Worker:
         if self.draining:
             return "The server is shutting down."
         standing = self._registry.standing(self._spec)
-        if standing.state == "failed":
+        if standing.state in ("failed", "broken"):
             return standing.failure or "The model could not be loaded."
         # A model that is loaded when it is asked for can be asked.
         return standing.instance.client.why if standing.instance is not None else None
