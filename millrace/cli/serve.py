@@ -284,10 +284,12 @@ def serve(
     metrics_names: telling.Names = "millrace",
 ) -> None:
     """Serve models over HTTP."""
+    from millrace import native
     from millrace.cli import models_served
     from millrace.cli.progress import reporter
     from millrace.cli.serving import run
     from millrace.cli.values import adapter_of, bytes_of, one_of, said, task_of
+    from millrace.models import blas
     from millrace.serving.drafts import specprefill_of
     from millrace.serving.keys import gather
 
@@ -367,6 +369,8 @@ def serve(
             max_tokens=max_tokens,
         ),
     )
+    if not model and config.engine.weights == "auto" and blas.mlx_backend() == "cpu":
+        native.begin_in_fresh_home()
     with reporter() as progress:
         catalogue, first = models_served.catalogue_of(
             config,

@@ -11,10 +11,16 @@ is missing or a model is not known, MLX runs it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import subprocess
+import sys
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
+
+from millrace.config import home
 
 log = logging.getLogger("millrace.native")
 
@@ -106,3 +112,21 @@ def begin_early() -> None:
         from millrace.native import ahead
 
         ahead.begin_early()
+
+
+def begin_in_fresh_home() -> None:
+    """Have the default model's kernels compiled by a process, while the model is fetched.
+
+    Only where nothing has been compiled yet: to find out what is missing would hold up every start.
+    """
+    if (home() / "compiled").exists() or find_spec("llvmlite") is None or not sys.executable:
+        return
+    log.info("%s", COMPILING)
+    # It ends by itself; an engine that needs a set before that waits for it.
+    with contextlib.suppress(OSError):
+        subprocess.Popen(
+            [sys.executable, "-m", "millrace.native.ahead", "default"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )

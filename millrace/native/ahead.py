@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 import msgspec
@@ -26,14 +26,18 @@ _POLL = 0.02
 _MODULE = "millrace.native.ahead"
 _Form = Format | None
 """A format, whose kernels are one set; None stands for those that all formats share."""
-USUAL: tuple[_Form, ...] = (
+DEFAULT: tuple[_Form, ...] = (
     None,
     Format("u4", 32, "f16", biased=True),
     Format("u8", 32, "f16", zero=128),
+)
+"""The sets of the default model."""
+USUAL = (
+    *DEFAULT,
     Format("u4", 64, "bf16", biased=True),
     Format("u8", 64, "bf16", biased=True),
 )
-"""What set-up compiles: the sets of the default model, and those of models that are often served."""
+"""What set-up compiles: besides, those of models that are often served."""
 
 
 class _Process:
@@ -116,17 +120,20 @@ class KernelCompiler:
         return running + len(self._queue)
 
 
-def set_up() -> None:
-    """Compile what is usual, before a server is started for the first time."""
+def set_up(forms: Sequence[_Form]) -> None:
+    """Compile sets before a model is loaded that needs them."""
     kernels = KernelCompiler(os.cpu_count() or 1)
-    for form in USUAL:
+    for form in forms:
         kernels.want(form)
     kernels.finish()
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        library.build(msgspec.json.decode(sys.argv[1], type=_Form))
-    else:
-        logging.basicConfig(level=logging.INFO, format="%(message)s")
-        set_up()
+    match sys.argv[1:]:
+        case []:
+            logging.basicConfig(level=logging.INFO, format="%(message)s")
+            set_up(USUAL)
+        case ["default"]:
+            set_up(DEFAULT)
+        case [form]:
+            library.build(msgspec.json.decode(form, type=_Form))

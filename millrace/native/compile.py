@@ -7,6 +7,8 @@ compiles anew, and so does one that finds the file damaged.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import inspect
 import logging
@@ -14,7 +16,7 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -90,11 +92,34 @@ def compiled_kernels(name: str, kernels: dict[str, Body]) -> bytes:
     path = _path(name)
     data = _read(path)
     if data is None:
-        log.info("compiling kernels for this processor (%s): %s", processor()[0], name)
-        data = _compiled(kernels)
-        _write(path, data)
-        _tidy(path.parent)
+        with _alone(path):
+            data = _read(path)
+            if data is None:
+                log.info("compiling kernels for this processor (%s): %s", processor()[0], name)
+                data = _compiled(kernels)
+                _write(path, data)
+                _tidy(path.parent)
     return data
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Wait for another process that compiles the same, where the file system has locks."""
+    lock = path.with_suffix(".lock")
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(lock, os.O_CREAT | os.O_RDWR, 0o600)
+    except OSError:
+        yield
+        return
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        # One that still waits for this file finds the code on disk when it gets the lock.
+        lock.unlink(missing_ok=True)
+        os.close(descriptor)
 
 
 def _path(name: str) -> Path:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,13 +17,13 @@ import mlx.nn as nn
 import pytest
 from adapters_help import random_pairs, write_mlx
 from api import tiny_folder
-from conftest import Server
+from conftest import PATIENCE, Server
 
 pytest.importorskip("llvmlite")
 
 from native_models import Kind
 
-from millrace.native import COMPILING, ahead, library, native, native_layers
+from millrace.native import COMPILING, ahead, begin_in_fresh_home, library, native, native_layers
 from millrace.native import compile as compiling
 from millrace.native.formats import Format
 
@@ -110,6 +112,54 @@ def test_where_no_process_can_be_started_kernels_are_compiled_here(
     assert "streamed1" in here and "processes failed" in caplog.text
 
 
+_BUILD = """
+import logging, sys
+logging.basicConfig(level=logging.INFO)
+from millrace.native import library
+from millrace.native.formats import Format
+print("ready", flush=True)
+sys.stdin.readline()
+library.build(Format("f32"))
+"""
+
+
+def test_a_set_that_another_process_compiles_is_waited_for(tmp_path: Path) -> None:
+    several = [
+        subprocess.Popen(
+            [sys.executable, "-c", _BUILD],
+            env=os.environ | {"MILLRACE_HOME": str(tmp_path)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]
+    for process in several:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    for process in several:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    logs = [process.communicate(timeout=PATIENCE)[1] for process in several]
+    assert [process.returncode for process in several] == [0, 0, 0], logs
+    assert "".join(logs).count("compiling kernels") == 1
+    files = [path.name for path in (tmp_path / "compiled").rglob("*") if path.is_file()]
+    assert files == ["f32_32_none.o"], "and no lock is left"
+
+
+def test_in_a_fresh_home_kernels_are_begun_before_the_model_is_there(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **_: started.append(command))
+    begin_in_fresh_home()
+    assert started == [[sys.executable, "-m", "millrace.native.ahead", "default"]]
+    (fresh / "compiled").mkdir()
+    begin_in_fresh_home()
+    assert len(started) == 1
+
+
 def test_what_set_up_compiles_is_what_the_default_model_has(
     default_model: Path,
 ) -> None:
@@ -119,7 +169,7 @@ def test_what_set_up_compiles_is_what_the_default_model_has(
 
     found: set[Format] = set()
     plan(load_model(default_model, lazy=True)[0], found=found.add)
-    assert found <= set(ahead.USUAL)
+    assert found | {None} == set(ahead.DEFAULT) <= set(ahead.USUAL)
 
 
 GRAMMAR = {
