@@ -16,6 +16,8 @@ from millrace.errors import BadRequest, RequestTooLarge, Unsupported
 T = TypeVar("T")
 DEEPEST = 128
 """Levels of lists and objects in a body: templates, schemas and encoders walk them by recursion."""
+MOST_FIELDS = 1024
+"""Fields of a body, and of its extra_body: those that are not known are named in the response."""
 _PATH = re.compile(r" - at `\$\.?(.*)`$")
 
 
@@ -34,8 +36,15 @@ async def read_object(request: Request, limit: int) -> dict[str, Any]:
         raise BadRequest("The body is nested too deeply.") from error
     if not isinstance(value, dict):
         raise BadRequest("The body must be a JSON object.")
+    check_fields(value, "The body")
     request.state.asked_model = value.get("model")
     return value
+
+
+def check_fields(value: Mapping[str, Any], name: str, param: str | None = None) -> None:
+    """Refuse an object with more fields than any request has."""
+    if len(value) > MOST_FIELDS:
+        raise BadRequest(f"{name} has {len(value)} fields; it may have {MOST_FIELDS}.", param=param)
 
 
 def _bounded(value: Any, containers: int) -> Any:

@@ -17,12 +17,14 @@ import msgspec
 
 from millrace.errors import BadRequest
 
-LARGE = 256 * 1024
+LARGE = 64 * 1024
 """Bytes from which on a body is counted and decoded on a thread."""
-MOST_CONTAINERS = 200_000
+MOST_CONTAINERS = 100_000
 """Objects and lists in one body, those within others included."""
 MOST_ENTRIES = 2_000_000
 """Values in all of them together."""
+MOST_NAMES = 300_000
+"""Fields of all objects together: each has a name to be decoded and looked up."""
 _STRETCH = 1 << 20
 _LONG = 16 * 1024
 """Bytes from which on a text is decoded by itself."""
@@ -34,7 +36,7 @@ _LOOK_BACK = 4096
 """Bytes among which a place to cut is looked for, and what follows a text."""
 _PAIR = 12
 """Bytes of the longest escape, that of a character in two halves."""
-_QUOTE, _BACKSLASH, _COMMA = b'"\\,'
+_QUOTE, _BACKSLASH, _COMMA, _COLON = b'"\\,:'
 _OPENING = b"{["
 
 
@@ -50,6 +52,8 @@ class BodyParts(NamedTuple):
     """Objects and lists."""
     entries: int
     """About as many values are in them."""
+    names: int
+    """Fields of objects."""
     long: list[LongText]
 
 
@@ -60,6 +64,7 @@ def decode_large(data: bytes) -> tuple[Any, int]:
     for found, most, name in (
         (parts.containers, MOST_CONTAINERS, "objects and lists"),
         (parts.entries, MOST_ENTRIES, "values"),
+        (parts.names, MOST_NAMES, "fields"),
     ):
         if found > most:
             raise BadRequest(f"The body has more than {most} {name}.")
@@ -75,7 +80,7 @@ def count_parts(data: bytes) -> BodyParts:
     """What is in a document; stops where it is enough."""
     import numpy as np
 
-    containers = entries = opened = 0
+    containers = entries = names = opened = 0
     long: list[LongText] = []
     inside = escaped = False
     for start in range(0, len(data), _STRETCH):
@@ -107,9 +112,10 @@ def count_parts(data: bytes) -> BodyParts:
         outside = part[~within]
         containers += sum(int(np.count_nonzero(outside == c)) for c in _OPENING)
         entries += int(np.count_nonzero(outside == _COMMA)) + 1
-        if containers > MOST_CONTAINERS or entries > MOST_ENTRIES:
+        names += int(np.count_nonzero(outside == _COLON))
+        if containers > MOST_CONTAINERS or entries > MOST_ENTRIES or names > MOST_NAMES:
             break
-    return BodyParts(containers, entries, long)
+    return BodyParts(containers, entries, names, long)
 
 
 def _is_name(data: bytes, span: LongText) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from starlette.requests import Request as HttpRequest
 
-from millrace.api.body import convert, read_object, refuse, unknown
+from millrace.api.body import check_fields, convert, read_object, refuse, unknown
 from millrace.api.callers import viewer_of
 from millrace.api.context import context_of
 from millrace.api.fields import foreign
@@ -107,6 +107,7 @@ def flattened(raw: dict[str, Any]) -> dict[str, Any]:
         return raw
     if not isinstance(extra, dict):
         raise BadRequest("extra_body must be an object of further fields.", param="extra_body")
+    check_fields(extra, "extra_body", "extra_body")
     return {k: v for k, v in raw.items() if k != "extra_body"} | extra
 
 

@@ -9,7 +9,7 @@ import msgspec
 from millrace.serving.forms import FormFields
 from millrace.serving.ranges import (
     BadWords,
-    Bias,
+    Biases,
     Count,
     Penalty,
     Priority,
@@ -17,7 +17,7 @@ from millrace.serving.ranges import (
     Salt,
     Share,
     Timeout,
-    TokenId,
+    TokenIds,
     TopK,
     Unit,
 )
@@ -48,12 +48,12 @@ class AnswerFields(FormFields, kw_only=True):
     repetition_penalty: RepetitionPenalty | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: dict[str, Bias] | None = None
+    logit_bias: Biases | None = None
     bad_words: BadWords | None = None
     min_tokens: Count | None = None
     seed: int | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: TokenIds | None = None
     stop_in_reasoning: bool | None = None
     """Whether stop strings end the answer inside a thought too."""
     include_stop_str_in_output: bool | None = None

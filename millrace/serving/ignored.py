@@ -11,7 +11,14 @@ _LONGEST = 2000
 
 def in_a_header(names: Iterable[str]) -> str:
     """The names, which may be the client's own: one plain line without blanks at its ends."""
-    text = ", ".join(_plain(name) for name in dict.fromkeys(names))
+    found: list[str] = []
+    length = 0
+    for name in dict.fromkeys(names):
+        found.append(_plain(name))
+        length += len(found[-1]) + 2
+        if length > _LONGEST + 2:
+            break  # the rest would be cut
+    text = ", ".join(found)
     return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
 
 

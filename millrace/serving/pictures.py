@@ -148,17 +148,11 @@ class ModelPictures:
             self._pool.close()
             self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def gather(self, chat: Conversation) -> list[HeldPicture]:
-        """Find a conversation's pictures, and write into it what is known of them.
-
-        What is given back must be held until the request runs.
-        """
-        return await self.find(chat.pictures, chat.expansions)
-
     async def find(
         self, parts: Sequence[ImagePart], expansions: dict[str, Expansion]
     ) -> list[HeldPicture]:
-        """The same for any parts; what becomes of them is added to `expansions`."""
+        """Find pictures, and note in the parts what is known of them; what becomes of them is added to
+        `expansions`. What is given back must be held until the request runs."""
         if not parts:
             return []
         desk = self._refuse(len(parts), parts[0])
@@ -308,13 +302,14 @@ async def prepared(
 ) -> T:
     """What `finish` makes of a conversation, both on threads, its pictures found in between."""
 
-    def begun() -> tuple[Conversation, T | None]:
+    def begun() -> tuple[Conversation, list[ImagePart], T | None]:
         chat = build()
-        return chat, None if chat.pictures else finish(chat)
+        parts = chat.pictures
+        return chat, parts, None if parts else finish(chat)
 
-    chat, made = await asyncio.to_thread(begun)
+    chat, parts, made = await asyncio.to_thread(begun)
     if made is None:
-        held = await pictures.gather(chat)
+        held = await pictures.find(parts, chat.expansions)
         made = await asyncio.to_thread(finish, chat)
         del held
     return made

@@ -6,7 +6,7 @@ Wire types are built from these, so that a fault is told in the protocol's own w
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta
 
@@ -35,6 +35,11 @@ Timeout = Annotated[float, Meta(gt=0.0, le=1e9)]
 """Seconds."""
 Salt = Annotated[str, Meta(max_length=1024)]
 StopText = Annotated[str, Meta(max_length=4096)]
+Biases = Annotated[dict[str, Bias], Meta(max_length=65_536)]
+TokenIds = Annotated[list[TokenId], Meta(max_length=4096)]
+"""Token ids of a field that means each of them by itself, as stops; prompts may have more."""
+Labels = Annotated[dict[str, Any], Meta(max_length=1024)]
+"""Names and values of the client's own, as of a template or of metadata."""
 BadWords = Annotated[list[Annotated[str, Meta(max_length=256)]], Meta(max_length=1024)]
 
 LEAST_SEED, MOST_SEED = -(2**63), 2**64 - 1

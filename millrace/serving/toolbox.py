@@ -29,7 +29,10 @@ class Toolbox:
     functions: list[dict[str, Any]] = field(default_factory=list)
     """In chat's shape, under flat names."""
     offered: dict[str, Offered] = field(default_factory=dict)
-    ignored: list[str] = field(default_factory=list)
+    named: dict[str, list[str]] = field(default_factory=dict)
+    """The flat names of all tools that the client has one name for."""
+    ignored: dict[str, None] = field(default_factory=dict)
+    """What the model is not told of, in its order."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,18 @@ class ChosenTools:
     functions: list[dict[str, Any]]
     choice: ToolChoice = "auto"
     name: str | None = None
+
+
+MOST_TOOLS = 2048
+"""Tools of one request, those in groups among them."""
+
+
+def check_tools(count: int, param: str = "tools") -> None:
+    """Refuse more tools than a request may offer."""
+    if count > MOST_TOOLS:
+        raise BadRequest(
+            f"'{param}' has {count} tools; one request may offer at most {MOST_TOOLS}.", param=param
+        )
 
 
 def flat_name(namespace: str | None, name: str) -> str:
@@ -62,6 +77,7 @@ def flat_tool(where: str, tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def open_tools(tools: Sequence[Tool]) -> Toolbox:
+    check_tools(len(tools))
     box = Toolbox()
     for at, tool in enumerate(tools):
         where = f"tools[{at}]"
@@ -81,6 +97,7 @@ def _open_namespace(box: Toolbox, tool: Tool, where: str) -> None:
     name, members = _name(tool, where), tool.get("tools")
     if not isinstance(members, list) or not all(isinstance(m, Mapping) for m in members):
         raise BadRequest(f"{where}.tools must be a list of tools.", param=f"{where}.tools")
+    check_tools(len(box.functions) + len(members))
     about = str(tool.get("description") or "")
     for at, member in enumerate(members):
         inner = f"{where}.tools[{at}]"
@@ -96,8 +113,7 @@ def _open_namespace(box: Toolbox, tool: Tool, where: str) -> None:
 
 
 def _ignore(box: Toolbox, name: str) -> None:
-    if name not in box.ignored:
-        box.ignored.append(name)
+    box.ignored[name] = None
 
 
 def _name(tool: Tool, where: str) -> str:
@@ -119,6 +135,7 @@ def _add(box: Toolbox, tool: Tool, where: str, namespace: str | None) -> None:
         kept = ("description", "parameters", "strict")
         function = {k: tool[k] for k in kept if tool.get(k) is not None}
         box.offered[flat] = Offered("function", name, namespace)
+    box.named.setdefault(name, []).append(flat)
     box.functions.append({"type": "function", "function": {"name": flat} | function})
 
 
@@ -193,7 +210,7 @@ def _find(wanted: Tool, box: Toolbox) -> str:
     exact = flat_name(namespace if isinstance(namespace, str) else None, name)
     if exact in box.offered:
         return exact
-    found = [flat for flat, offered in box.offered.items() if offered.name == name]
+    found = box.named.get(name, [])
     if len(found) != 1:
         raise BadRequest(
             f"tool_choice names the tool '{name}', which the request does not offer"
@@ -209,6 +226,7 @@ def _allowed(choice: Tool, box: Toolbox) -> ChosenTools:
         raise BadRequest("tool_choice.tools must be a list of tools.", param="tool_choice")
     groups = {str(t.get("name")) for t in listed if t.get("type") == "namespace"}
     names = {flat for flat, offered in box.offered.items() if offered.namespace in groups}
+    check_tools(len(listed), "tool_choice.tools")
     names |= {_find(t, box) for t in listed if t.get("type") in ("function", "custom")}
     functions = [f for f in box.functions if f["function"]["name"] in names]
     return _required(functions) if choice.get("mode") == "required" else ChosenTools(functions)

@@ -256,11 +256,13 @@ def _one_call_each(messages: list[Message]) -> list[Message]:
         while index < len(messages) and messages[index]["role"] == "tool":
             results.append(messages[index])
             index += 1
+        by_call: dict[Any, list[Message]] = {}
+        for result in results:
+            by_call.setdefault(result.get("tool_call_id"), []).append(result)
         for number, call in enumerate(calls):
             first = message if number == 0 else {"role": "assistant", "content": None}
             found.append({**first, "tool_calls": [call]})
-            mine = [r for r in results if r.get("tool_call_id") == call.get("id")]
-            found += mine or results[number : number + 1]
+            found += by_call.get(call.get("id")) or results[number : number + 1]
     return found
 
 
@@ -340,12 +342,14 @@ def _said_with_results(messages: list[Message], style: Style) -> list[Message]:
     for message in messages:
         last = found[-1] if found else None
         if last is not None and last["role"] == "tool" and message["role"] == "user":
-            said = plain_text(message.get("content"), style)
-            result = plain_text(last.get("content"), style)
-            found[-1] = {**last, "content": _joined(result, said)}
+            content = last.get("content")
+            if not isinstance(content, _Merging):
+                content = _Merging(plain_text(last.get("content"), style))
+                found[-1] = {**last, "content": content}
+            content.add(plain_text(message.get("content"), style))
         else:
             found.append(message)
-    return found
+    return [_whole(message) for message in found]
 
 
 def _merged(messages: list[Message]) -> list[Message]:
@@ -359,16 +363,40 @@ def _merged(messages: list[Message]) -> list[Message]:
             and not last.get("tool_calls")
             and not message.get("tool_calls")
         ):
-            first, second = last.get("content"), message.get("content")
-            if isinstance(first, str):
-                joined = _joined(first, second)
-            else:
-                more = second if isinstance(second, list) else [{"type": "text", "text": second}]
-                joined = [*(first or []), *more]
-            found[-1] = {**last, "content": joined}
+            content = last.get("content")
+            if not isinstance(content, _Merging):
+                content = _Merging(content)
+                found[-1] = {**last, "content": content}
+            content.add(message.get("content"))
         else:
             found.append(message)
-    return found
+    return [_whole(message) for message in found]
+
+
+class _Merging:
+    """The content of messages that become one, put together at the end: thousands may be merged."""
+
+    def __init__(self, content: Any) -> None:
+        self._texts: list[str] = [content] if isinstance(content, str) else []
+        self._parts: list[Any] | None = None if isinstance(content, str) else list(content or [])
+        """Of a list, which also whatever follows one is."""
+
+    def add(self, content: Any) -> None:
+        if self._parts is not None:
+            more = content if isinstance(content, list) else [{"type": "text", "text": content}]
+            self._parts += more
+        elif isinstance(content, list):
+            self._parts = _joined(self.whole(), content)
+        elif content:
+            self._texts.append(content)
+
+    def whole(self) -> Any:
+        return self._parts if self._parts is not None else "\n\n".join(self._texts)
+
+
+def _whole(message: Message) -> Message:
+    content = message.get("content")
+    return {**message, "content": content.whole()} if isinstance(content, _Merging) else message
 
 
 def _user_first(messages: list[Message]) -> list[Message]:

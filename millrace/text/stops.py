@@ -261,12 +261,12 @@ def parse_stops(value: object, param: str = "stop") -> list[str]:
     if value is None:
         return []
     stops = [value] if isinstance(value, str) else value
-    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        raise BadRequest(f"'{param}' must be a string or a list of strings.", param=param)
-    if len(stops) > MAX_STOPS:
+    if isinstance(stops, list) and len(stops) > MAX_STOPS:
         raise BadRequest(
             f"'{param}' has {len(stops)} entries; at most {MAX_STOPS} are allowed.", param=param
         )
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise BadRequest(f"'{param}' must be a string or a list of strings.", param=param)
     if "" in stops:
         raise BadRequest(
             f"'{param}' has an empty string, which would stop at once. Remove it.", param=param

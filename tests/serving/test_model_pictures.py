@@ -18,7 +18,7 @@ from millrace.media.processor import ProcessedPicture, ProcessTask
 from millrace.protocol import Span
 from millrace.serving.in_flight import InFlight
 from millrace.serving.media import MediaDesk
-from millrace.serving.pictures import ModelPictures, prepared
+from millrace.serving.pictures import HeldPicture, ModelPictures, prepared
 from millrace.serving.supplying import PictureSupply
 from millrace.text.conversation import Conversation, ConversationTurn, ImagePart, TextPart
 from millrace.text.pictures import PictureWords
@@ -36,6 +36,10 @@ class Processed(ModelPictures):
     def _processed(self, task: ProcessTask, data: bytes) -> ProcessedPicture:
         self.runs += 1
         return ProcessedPicture("<image>" * 3, 3, (1, 1, 3), memoryview(task.digest.encode()))
+
+
+async def gather(pictures: ModelPictures, chat: Conversation) -> list[HeldPicture]:
+    return await pictures.find(chat.pictures, chat.expansions)
 
 
 def with_pictures(work: Callable[[Processed], Awaitable[Any]], **limits: Any) -> None:
@@ -60,12 +64,12 @@ def showing(*sources: str) -> Conversation:
 def test_a_picture_is_processed_once_and_held_as_long_as_somebody_shows_it() -> None:
     async def work(pictures: Processed) -> None:
         chat = showing(data_uri(png()), data_uri(png(seed=2)), data_uri(png()))
-        held = await pictures.gather(chat)
+        held = await gather(pictures, chat)
         digests = [part.digest for part in chat.pictures]
         assert digests[0] == digests[2] != digests[1]
         assert set(chat.expansions) == set(digests)
         assert pictures.runs == len(held) == 2
-        again = await pictures.gather(showing(data_uri(png())))
+        again = await gather(pictures, showing(data_uri(png())))
         assert again[0] is held[0] and pictures.runs == 2
         first = await pictures.picture(held[0])
         assert bytes(first).decode() == digests[0]
@@ -75,7 +79,7 @@ def test_a_picture_is_processed_once_and_held_as_long_as_somebody_shows_it() -> 
         del held, again
         gc.collect()
         assert not pictures._held
-        await pictures.gather(showing(data_uri(png())))
+        await gather(pictures, showing(data_uri(png())))
         assert pictures.runs == 3  # what becomes of it is still known
 
     with_pictures(work)
@@ -84,10 +88,10 @@ def test_a_picture_is_processed_once_and_held_as_long_as_somebody_shows_it() -> 
 def test_pictures_are_bounded_in_number_and_together() -> None:
     async def work(pictures: Processed) -> None:
         with pytest.raises(BadPicture, match="5 pictures"):
-            await pictures.gather(showing(*[data_uri(png())] * 5))
-        assert await pictures.gather(showing(*[data_uri(png())] * 4))
+            await gather(pictures, showing(*[data_uri(png())] * 5))
+        assert await gather(pictures, showing(*[data_uri(png())] * 4))
         with pytest.raises(BadPicture, match=r"messages\[0\].content\[2\]: .*together"):
-            await pictures.gather(showing(*[site.url(f"/a.png?{n}") for n in range(3)]))
+            await gather(pictures, showing(*[site.url(f"/a.png?{n}") for n in range(3)]))
 
     with picture_site() as site:
         for n in range(3):
@@ -98,7 +102,7 @@ def test_pictures_are_bounded_in_number_and_together() -> None:
 def test_an_error_names_the_part_that_it_is_about() -> None:
     async def work(pictures: Processed) -> None:
         with pytest.raises(BadPicture) as refused:
-            await pictures.gather(showing(data_uri(png()), "data:image/png;base64,AAAA"))
+            await gather(pictures, showing(data_uri(png()), "data:image/png;base64,AAAA"))
         assert refused.value.param == "messages[0].content[1]"
         assert refused.value.message.startswith("messages[0].content[1]: ")
         assert str(refused.value) == refused.value.message

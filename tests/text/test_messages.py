@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from millrace.text.dialect import Dialect
 from millrace.text.formats import OutputFormat, by_name, detect, thinking_controls
 from millrace.text.formats.style import Style, probe
 from millrace.text.formats.tool_prompt import show_result, show_tools
-from millrace.text.messages import PreparedMessages, plain_text, prepare
+from millrace.text.messages import PreparedMessages, _merged, plain_text, prepare
 from millrace.text.open_end import cut, open_ended
 from millrace.text.template import ChatTemplate
 from millrace.text.tokenizer import Tokenizer
@@ -346,3 +347,52 @@ def test_a_model_with_two_templates_uses_the_one_for_tools_only_with_tools(
     assert dialect.render(Conversation(asked)) == "plain q"
     tool = {"type": "function", "function": {"name": "probe", "parameters": {"type": "object"}}}
     assert "probe" in dialect.render(Conversation(asked, tools=[tool]))
+
+
+GENEROUS = 20.0
+"""Seconds for a linear pass on a busy machine; a quadratic one takes longer on any."""
+
+
+def test_thousands_of_messages_are_merged_in_linear_time() -> None:
+    text, many = "w" * 1000, 30_000
+    strict = Style(alternate=True, said_after_results=False)
+    users = [{"role": "user", "content": text}] * many
+    began = time.monotonic()
+    (merged,) = prepare(users, None, strict, by_name("plain")).messages
+    assert merged["content"] == "\n\n".join([text] * many)
+    result = {"role": "tool", "tool_call_id": "a", "content": text}
+    (merged,) = prepare([result, *users], None, strict, by_name("plain")).messages
+    assert merged["content"] == "\n\n".join([text] * (many + 1))
+    assert time.monotonic() - began < GENEROUS
+
+
+def test_texts_and_parts_are_merged_in_their_order() -> None:
+    def user(content: Any) -> dict[str, Any]:
+        return {"role": "user", "content": content}
+
+    def merged(*contents: Any) -> Any:
+        (found,) = _merged([user(content) for content in contents])
+        return found["content"]
+
+    def part(text: str) -> dict[str, Any]:
+        return {"type": "text", "text": text}
+
+    assert merged("a", "", "b") == "a\n\nb"
+    assert merged("", "b") == "\n\nb"
+    assert merged("a", "b", [part("c")], "d") == [part("a\n\nb\n\n"), part("c"), part("d")]
+    assert merged([part("a")], "b", [part("c")]) == [part("a"), part("b"), part("c")]
+    assert merged(None, "b") == [part("b")]
+
+
+def test_thousands_of_calls_find_their_results_in_linear_time() -> None:
+    many = 30_000
+    function = {"name": "f", "arguments": "{}"}
+    calls = [{"id": f"c{n}", "type": "function", "function": function} for n in range(many)]
+    results = [
+        {"role": "tool", "tool_call_id": f"c{n}", "content": str(n)} for n in reversed(range(many))
+    ]
+    began = time.monotonic()
+    messages = [{"role": "assistant", "content": None, "tool_calls": calls}, *results]
+    found = prepare(messages, None, Style(one_call=True), by_name("hermes")).messages
+    assert [m["content"] for m in found if m["role"] == "tool"] == [str(n) for n in range(many)]
+    assert time.monotonic() - began < GENEROUS

@@ -23,6 +23,7 @@ from millrace.api.anthropic.schema import (
 from millrace.errors import BadRequest, Unsupported
 from millrace.serving.forms import demanded
 from millrace.serving.thinking import strange_arguments, template_switch
+from millrace.serving.toolbox import check_tools
 from millrace.text.conversation import Conversation, ConversationTurn
 from millrace.text.dialect import Dialect
 from millrace.text.grammar import Demand
@@ -100,6 +101,7 @@ def _prefill(turns: list[ConversationTurn]) -> tuple[list[ConversationTurn], boo
 
 def _tools(offered: Sequence[Tool]) -> tuple[list[dict[str, Any]], list[str]]:
     """The client's own tools, and the names of those that are not for this server."""
+    check_tools(len(offered))
     tools: dict[str, dict[str, Any]] = {}
     ignored: list[str] = []
     for index, tool in enumerate(offered):

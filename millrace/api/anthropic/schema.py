@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from millrace.api.sampling import AnswerFields
-from millrace.serving.ranges import Positive, StopText, Unit
+from millrace.serving.ranges import Labels, Positive, StopText, Unit
 
 
 class Tagged(msgspec.Struct, tag_field="type"):
@@ -171,7 +171,7 @@ class PromptFields(AnswerFields, kw_only=True):
     container: Any = None
     thread: Any = None
     """A conversation that the server holds."""
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: Labels | None = None
 
 
 class MessagesRequest(PromptFields, kw_only=True):

@@ -66,7 +66,15 @@ def count_of(wire: GenerateRequest) -> PromptCount:
     return PromptCount(prompts, param, answers)
 
 
-def prompts_of(wire: GenerateRequest, model: ServedModel) -> tuple[list[list[int]], bool]:
+def read_prompts(
+    wire: GenerateRequest, model: ServedModel
+) -> tuple[list[list[int]], bool, list[list[ImagePart]]]:
+    """The prompts in tokens, whether they came as a batch, and the pictures of each."""
+    tokens, is_batch = _prompts(wire, model)
+    return tokens, is_batch, _pictures(wire, len(tokens), is_batch)
+
+
+def _prompts(wire: GenerateRequest, model: ServedModel) -> tuple[list[list[int]], bool]:
     """The prompts in tokens, and whether they came as a batch."""
     if (wire.text is None) == (wire.input_ids is None):
         raise BadRequest("Give exactly one of 'text' and 'input_ids'.", param="text")
@@ -88,7 +96,7 @@ def prompts_of(wire: GenerateRequest, model: ServedModel) -> tuple[list[list[int
     return (batch, True) if batch else ([single_prompt], False)
 
 
-def pictures_of(wire: GenerateRequest, count: int, is_batch: bool) -> list[list[ImagePart]]:
+def _pictures(wire: GenerateRequest, count: int, is_batch: bool) -> list[list[ImagePart]]:
     """The pictures of each prompt."""
     given = wire.image_data
     if not given:

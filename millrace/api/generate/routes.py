@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -20,9 +21,8 @@ from millrace.api.generate.request import (
     PromptRequest,
     check,
     count_of,
-    pictures_of,
     prompt_requests,
-    prompts_of,
+    read_prompts,
 )
 from millrace.api.generate.schema import ADVISORY, REFUSED, GenerateRequest
 from millrace.api.openapi.describe import RUNS, SSE, describe
@@ -53,11 +53,10 @@ _BORDER = Border(GenerateRequest, REFUSED, ADVISORY, prompts=count_of)
 async def generate(http: HttpRequest) -> Response:
     asked = await _BORDER.read(http)
     wire, model = asked.wire, asked.model
-    ignored = check(asked.raw)
+    # Long texts and lists take a while to read: not on the event loop.
+    ignored = await asyncio.to_thread(check, asked.raw)
     with in_words({"messages": "text" if wire.text is not None else "input_ids"}):
-        # Long texts take a while to tokenise: not on the event loop.
-        tokens, is_batch = await asyncio.to_thread(prompts_of, wire, model)
-        parts = pictures_of(wire, len(tokens), is_batch)
+        tokens, is_batch, parts = await asyncio.to_thread(read_prompts, wire, model)
         prompts = [
             await model.pictures.placed(own, shown, model.tokenizer)
             for own, shown in zip(tokens, parts, strict=True)
@@ -109,8 +108,16 @@ class _Answers:
     async def whole(self) -> Any:
         async for number, event in self._batch.numbered():
             self._outputs[number].see(event)
-        reported = [o.tell(choice) for o in self._outputs for choice in range(o.n)]
+        reported = await asyncio.to_thread(self._spelled)
         return reported if self._listed else reported[0]
+
+    def _spelled(self) -> list[msgspec.Raw]:
+        """All answers as JSON. Logprobs may be millions: each by itself, so that others run in between."""
+        return [
+            msgspec.Raw(msgspec.json.encode(o.tell(choice)))
+            for o in self._outputs
+            for choice in range(o.n)
+        ]
 
     async def chunks(self) -> AsyncIterator[bytes]:
         async for number, event in self._batch.numbered():

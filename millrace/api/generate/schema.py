@@ -11,7 +11,7 @@ from millrace.api.sampling import SpecPrefillFields
 from millrace.serving.ranges import (
     MOST,
     BadWords,
-    Bias,
+    Biases,
     Choices,
     Count,
     Penalty,
@@ -23,6 +23,7 @@ from millrace.serving.ranges import (
     Temperature,
     Timeout,
     TokenId,
+    TokenIds,
     TopK,
     Unit,
     WideTop,
@@ -39,13 +40,13 @@ class SamplingParams(SpecPrefillFields, kw_only=True):
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     repetition_penalty: RepetitionPenalty | None = None
-    logit_bias: dict[str, Bias] | None = None
+    logit_bias: Biases | None = None
     bad_words: BadWords | None = None
     max_new_tokens: Count | None = 128
     """SGLang's own default; null takes what the context window leaves."""
     min_new_tokens: Count | None = None
     stop: StopText | list[StopText] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: TokenIds | None = None
     no_stop_trim: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None

@@ -19,7 +19,7 @@ from millrace.errors import BadRequest
 from millrace.serving.batches import PromptCount, prompts_in
 from millrace.serving.model import ServedModel
 from millrace.serving.pictures import prepared
-from millrace.serving.ranges import TokenId
+from millrace.serving.ranges import Labels, TokenId
 from millrace.serving.request import check_tokens
 from millrace.text.conversation import Conversation, turn_of
 
@@ -34,7 +34,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: Labels | None = None
     add_special_tokens: bool | None = None
     """For a prompt the default is true; a chat template brings its own, so for messages false."""
     return_token_strs: bool | None = None
@@ -97,7 +97,9 @@ async def tokenize(http: HttpRequest) -> Response:
         "max_model_len": model.window,
     }
     if wire.return_token_strs:
-        named = [[_text(model, t) for t in tokens] for tokens in found]
+        named = await asyncio.to_thread(
+            lambda: [[_text(model, t) for t in tokens] for tokens in found]
+        )
         body["token_strs"] = named if several else named[0]
     return as_json(body, ignored_header(asked.ignored))
 
@@ -130,6 +132,12 @@ def _text(model: ServedModel, token: int) -> str:
 async def detokenize(http: HttpRequest) -> Response:
     asked = await _DETOKENIZING.read(http)
     wire, model = asked.wire, asked.model
+    text = await asyncio.to_thread(_texts, wire, model)
+    # SGLang's clients read `text`, vLLM's `prompt`.
+    return as_json({"text": text, "prompt": text}, ignored_header(asked.ignored))
+
+
+def _texts(wire: DetokenizeRequest, model: ServedModel) -> str | list[str]:
     one = [t for t in wire.tokens if isinstance(t, int)]
     lists = [t for t in wire.tokens if isinstance(t, list)]
     if one and lists:
@@ -139,9 +147,5 @@ async def detokenize(http: HttpRequest) -> Response:
     for tokens in lists or [one]:
         check_tokens("tokens", tokens, model.width)
     skip = wire.skip_special_tokens
-    texts = await asyncio.to_thread(
-        lambda: [model.tokenizer.decode(tokens, skip_special=skip) for tokens in lists or [one]]
-    )
-    text = texts if lists else texts[0]
-    # SGLang's clients read `text`, vLLM's `prompt`.
-    return as_json({"text": text, "prompt": text}, ignored_header(asked.ignored))
+    texts = [model.tokenizer.decode(tokens, skip_special=skip) for tokens in lists or [one]]
+    return texts if lists else texts[0]

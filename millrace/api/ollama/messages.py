@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import deque
 from collections.abc import Sequence
 
 from millrace.api.ollama.schema import OllamaMessage
@@ -10,18 +12,18 @@ from millrace.text.conversation import ConversationTurn, ImagePart, Part, TextPa
 
 def turns_of(messages: Sequence[OllamaMessage]) -> list[ConversationTurn]:
     found = []
-    waiting: list[tuple[str, str]] = []
+    calls = _OpenCalls()
     count = 0
     for at, message in enumerate(messages):
         content = shown(message.content or "", message.images, f"messages[{at}].images")
         said = ConversationTurn(message.role, content, reasoning=message.thinking or None)
         if message.role == "tool":
-            said.call_id, said.name = _result_of(message, waiting)
+            said.call_id, said.name = calls.answered(message)
         elif message.tool_calls:
             for call in message.tool_calls:
                 id = call.id or f"call_{count}"
                 count += 1
-                waiting.append((id, call.function.name))
+                calls.add(id, call.function.name)
                 said.calls.append(TurnCall(call.function.name, call.function.arguments, id))
         found.append(said)
     return found
@@ -37,16 +39,33 @@ def shown(text: str, images: Sequence[str] | None, where: str) -> str | list[Par
     return [*pictures, TextPart(text)] if text else pictures
 
 
-def _result_of(
-    message: OllamaMessage, waiting: list[tuple[str, str]]
-) -> tuple[str | None, str | None]:
-    """The id and the name of the call that a result answers: the named one, else the oldest
-    without a result."""
-    fits = [c for c in waiting if c[0] == message.tool_call_id]
-    fits = fits or [c for c in waiting if c[1] == message.tool_name] or waiting
-    if not fits:
+class _OpenCalls:
+    """The calls without a result, found by their ids, by their names, or as the oldest."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, tuple[str, str]] = {}
+        self._by_id: dict[str, deque[int]] = {}
+        self._by_name: dict[str, deque[int]] = {}
+        self._all: deque[int] = deque()
+        self._numbers = itertools.count()
+
+    def add(self, id: str, name: str) -> None:
+        number = next(self._numbers)
+        self._open[number] = id, name
+        self._by_id.setdefault(id, deque()).append(number)
+        self._by_name.setdefault(name, deque()).append(number)
+        self._all.append(number)
+
+    def answered(self, message: OllamaMessage) -> tuple[str | None, str | None]:
+        """The id and the name of the call that a result answers: the one with its id, else the oldest of
+        its name, else the oldest."""
+        queues = (
+            self._by_id.get(message.tool_call_id or ""),
+            self._by_name.get(message.tool_name or ""),
+            self._all,
+        )
+        for queue in queues:
+            while queue:
+                if (found := self._open.pop(queue.popleft(), None)) is not None:
+                    return found[0], message.tool_name or found[1]
         return None, message.tool_name
-    chosen = fits[0]
-    waiting.remove(chosen)
-    id, name = chosen
-    return id, message.tool_name or name

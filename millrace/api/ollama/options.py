@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from millrace.api.body import refuse, unknown
+from millrace.api.body import check_fields, refuse, unknown
 from millrace.api.ollama.schema import KNOWN_OPTIONS, REFUSED_OPTIONS, OllamaCommon, Options
 from millrace.errors import BadRequest
 from millrace.serving.model import ServedModel
@@ -19,6 +19,7 @@ _HERE = {"stop": "options.stop", "bad_words": "options.bad_words"}
 def check_options(raw: Mapping[str, Any]) -> list[str]:
     """Refuse what cannot be honoured; returns the options that nobody here has heard of."""
     given = raw.get("options") or {}
+    check_fields(given, "options", "options")
     refuse(given, REFUSED_OPTIONS)
     return [f"options.{name}" for name in unknown(given, KNOWN_OPTIONS)]
 

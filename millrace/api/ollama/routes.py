@@ -74,24 +74,23 @@ async def chat(http: HttpRequest) -> Response:
         return await _opened(http, wire, model, as_message, ignored)
     chosen = offered(wire.tools or [], wire.tool_choice)
     ignored += chosen.ignored
-    conversation = _thinking(
-        Conversation(
-            messages=turns_of(wire.messages),
+    id, messages = request_id(http, "ollama-"), wire.messages
+
+    def build() -> Conversation:
+        conversation = Conversation(
+            messages=turns_of(messages),
             tools=chosen.functions,
             tool_choice=chosen.choice,
             tool_name=chosen.name,
             continue_final=_goes_on(wire),
-        ),
-        wire,
-        model,
-    )
-    id = request_id(http, "ollama-")
-    request = await prepared(
-        model.pictures,
-        lambda: conversation,
-        lambda chat: model.chat(id, chat, demanded(wire.format)),
-    )
-    ignored += _deaf(conversation, model)
+        )
+        return _thinking(conversation, wire, model)
+
+    def finish(chat: Conversation) -> Request:
+        ignored.extend(_deaf(chat, model))
+        return model.chat(id, chat, demanded(wire.format))
+
+    request = await prepared(model.pictures, build, finish)
     return await _answer(http, wire, model, request, as_message, clock, ignored)
 
 

@@ -22,6 +22,7 @@ from millrace.serving.ranges import (
     Temperature,
     Timeout,
     TokenId,
+    TokenIds,
     Top,
     TopK,
     Unit,
@@ -45,7 +46,7 @@ class Options(SpecPrefillFields, kw_only=True):
     num_ctx: Positive | None = None
     """A smaller window for this request; a larger one than the model's is the model's."""
     stop: StopText | list[StopText] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None
     bad_words: BadWords | None = None
 

@@ -54,10 +54,9 @@ async def completions(http: HttpRequest) -> Response:
     wire, model = asked.wire, asked.model
     id = request_id(http, "cmpl-")
     with in_words(_HERE):
-        prompts, requests = await asyncio.to_thread(_requests, id, wire, model)
+        requests, chunks = await asyncio.to_thread(_read, id, wire, model)
         group = await run_group(http, model, requests)
     headers = asked.headers(id)
-    chunks = CompletionChunks(id, model, wire, prompts)
     if wire.stream:
         stream = streamed(group.events(), group.n, chunks, wants_usage(wire))
         return EventStream(stream, group.close, lambda e: data(openai_error(e)), headers)
@@ -65,10 +64,10 @@ async def completions(http: HttpRequest) -> Response:
     return as_json(await whole(http, answer, group.close), headers)
 
 
-def _requests(
+def _read(
     id: str, wire: CompletionRequest, model: ServedModel
-) -> tuple[list[list[int]], list[Request]]:
-    """The prompts, and a request for each. Tokenises: not for the event loop."""
+) -> tuple[list[Request], CompletionChunks]:
+    """A request for each prompt, and what their answers become. Tokenises: not for the event loop."""
     prompts = prompts_of(wire.prompt, model)
     if wire.suffix:
         prompts = _around(prompts, wire, model)
@@ -76,7 +75,7 @@ def _requests(
         _request(id if len(prompts) == 1 else f"{id}#{i}", prompt, wire, model)
         for i, prompt in enumerate(prompts)
     ]
-    return prompts, requests
+    return requests, CompletionChunks(id, model, wire, prompts)
 
 
 def _around(

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from millrace.api.sampling import AnswerFields
-from millrace.serving.ranges import Choices, Count, Positive, StopText, Temperature, Top
+from millrace.serving.ranges import Choices, Count, Labels, Positive, StopText, Temperature, Top
 from millrace.serving.thinking import ThinkingWish
 
 
@@ -41,7 +41,7 @@ class TalkFields(OpenAICommon, kw_only=True):
     thinking: ThinkingWish | None = None
     """The same in another spelling, with a budget if wished."""
     thinking_token_budget: Count | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: Labels | None = None
 
 
 class ImageUrl(msgspec.Struct):

@@ -20,7 +20,7 @@ from millrace.api.openai.schema import (
     ToolWish,
 )
 from millrace.errors import BadRequest
-from millrace.serving.toolbox import Toolbox, choose, flat_tool, open_tools
+from millrace.serving.toolbox import Toolbox, check_tools, choose, flat_tool, open_tools
 from millrace.text.conversation import ToolChoice
 
 
@@ -55,6 +55,7 @@ def offer_of(wire: ChatRequest) -> Offer:
 
 def offered(tools: Sequence[Mapping[str, Any]], choice: ToolWish | None) -> Offer:
     """What tools in chat's shape and a choice among them come to."""
+    check_tools(len(tools))
     box = open_tools([flat_tool(f"tools[{i}]", tool) for i, tool in enumerate(tools)])
     return _offer(box, _flat_choice(choice), False)
 
@@ -78,6 +79,7 @@ def _flat_choice(choice: ToolWish | None) -> Any:
         case NamedCustom(custom=tool):
             return {"type": "custom", "name": tool.name}
         case AllowedTools(allowed_tools=allowed):
+            check_tools(len(allowed.tools), "tool_choice.allowed_tools")
             tools = [flat_tool("tool_choice.allowed_tools", t) for t in allowed.tools]
             return {"type": "allowed_tools", "mode": allowed.mode, "tools": tools}
         case _:

@@ -6,6 +6,7 @@ form; sent as input, it stands for all that was left out.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -63,7 +64,7 @@ async def compact(http: HttpRequest) -> Response:
         raise BadRequest(
             "Give previous_response_id or conversation, not both.", param="conversation"
         )
-    given = await resolved(store, read_items(wire.input or []), caller)
+    given = await resolved(store, await asyncio.to_thread(read_items, wire.input or []), caller)
     with in_words(HERE):
         items = await before(store, wire, caller, Room(model), given, shorten=True)
     items += given

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -24,6 +25,7 @@ from millrace.api.responses.reader import StoredConversation
 from millrace.api.responses.sections import Section
 from millrace.api.responses.store import Store, conversation_object
 from millrace.errors import BadRequest, NotFound
+from millrace.serving.ranges import Labels
 
 MOST_ITEMS = 20
 """Items that one request may add, as in OpenAI's API."""
@@ -33,15 +35,15 @@ router = APIRouter(dependencies=[Depends(owned)])
 
 class NewConversation(msgspec.Struct):
     items: list[Any] | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: Labels | None = None
 
 
 class NewItems(msgspec.Struct):
     items: list[Any]
 
 
-class Labels(msgspec.Struct):
-    metadata: dict[str, Any]
+class NewLabels(msgspec.Struct):
+    metadata: Labels
 
 
 @router.post("/v1/conversations")
@@ -57,7 +59,7 @@ async def create(http: HttpRequest) -> Response:
     created = conversation_object(
         fresh("conv_", caller_of(http)), int(time.time()), wire.metadata or {}
     )
-    await _store(http).add_conversation(created, _items(wire.items or []))
+    await _store(http).add_conversation(created, await _items(wire.items or []))
     return as_json(created)
 
 
@@ -71,12 +73,12 @@ async def get(http: HttpRequest, id: str) -> Response:
 @describe(
     "conversations",
     "Label a conversation",
-    body=Labels,
+    body=NewLabels,
     answer=ConversationObject,
     statuses=(*READS, 404),
 )
 async def update(http: HttpRequest, id: str) -> Response:
-    labels = convert(await _body(http), Labels)
+    labels = convert(await _body(http), NewLabels)
     found = await _store(http).conversation(id)
     _demand(id, await _store(http).label_conversation(id, labels.metadata))
     return as_json(conversation_object(id, found.created, labels.metadata))
@@ -113,7 +115,7 @@ async def items(http: HttpRequest, id: str) -> Response:
 async def add(http: HttpRequest, id: str) -> Response:
     wire = convert(await _body(http), NewItems)
     await _store(http).conversation(id)
-    added = _items(wire.items)
+    added = await _items(wire.items)
     _demand(id, await _store(http).extend_conversation(id, added))
     return as_json(listed(added))
 
@@ -151,13 +153,13 @@ def _object(id: str, found: StoredConversation) -> dict[str, Any]:
     return conversation_object(id, found.created, found.metadata)
 
 
-def _items(given: list[Any]) -> list[Item]:
+async def _items(given: list[Any]) -> list[Item]:
     if len(given) > MOST_ITEMS:
         raise BadRequest(
             f"items has {len(given)} entries; a request may add {MOST_ITEMS} at most.",
             param="items",
         )
-    read = read_items(given)
+    read = await asyncio.to_thread(read_items, given)
     if any(i["type"] == "item_reference" for i in read):
         raise BadRequest("A conversation takes whole items, not their names.", param="items")
     return read

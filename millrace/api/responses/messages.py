@@ -34,6 +34,9 @@ class _Writer:
         self.messages: list[ConversationTurn] = []
         self._turn: ConversationTurn | None = None
         """The assistant's turn that is being put together."""
+        self._said: list[str] = []
+        self._thoughts: list[str] = []
+        """The pieces of its content and of its reasoning."""
         self._called: set[str] = set()
 
     def add(self, item: Item) -> None:
@@ -56,11 +59,13 @@ class _Writer:
                 self._answer(item)
 
     def flush(self) -> None:
-        if self._turn is not None:
-            # A thought that nothing came of is no turn: it belongs to a cut-off answer.
-            if self._turn.content is not None or self._turn.calls:
-                self.messages.append(self._turn)
-            self._turn = None
+        turn, self._turn = self._turn, None
+        # A thought that nothing came of is no turn: it belongs to a cut-off answer.
+        if turn is not None and (self._said or turn.calls):
+            turn.content = "".join(self._said) if self._said else None
+            turn.reasoning = "\n\n".join(self._thoughts) or None
+            self.messages.append(turn)
+        self._said, self._thoughts = [], []
 
     def _open(self) -> ConversationTurn:
         if self._turn is None:
@@ -69,16 +74,17 @@ class _Writer:
 
     def _say(self, item: Item) -> None:
         text = "".join(p.get("text") or p.get("refusal") or "" for p in item["content"])
-        if self._turn and self._turn.content is not None and not self._turn.calls:
+        if self._turn and self._said and not self._turn.calls:
             self.flush()
-        turn = self._open()
-        turn.content = (turn.content if isinstance(turn.content, str) else "") + text
+        self._open()
+        self._said.append(text)
 
     def _think(self, thought: str) -> None:
-        if self._turn and (self._turn.content is not None or self._turn.calls):
+        if self._turn and (self._said or self._turn.calls):
             self.flush()
-        turn = self._open()
-        turn.reasoning = f"{turn.reasoning}\n\n{thought}" if turn.reasoning else thought
+        self._open()
+        if thought or self._thoughts:
+            self._thoughts.append(thought)
 
     def _call(self, item: Item) -> None:
         if item.get("status") == "incomplete":

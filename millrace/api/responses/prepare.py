@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from millrace.api.prelude import Asked, in_words
 from millrace.api.responses.history import before
@@ -38,7 +41,7 @@ async def prepare(
     """`id` is the request's own, under which it runs; the response has another."""
     wire, model = asked.wire, asked.model
     _agree(wire, store)
-    given = await resolved(store, read_items(wire.input or []), caller)
+    given = await resolved(store, await asyncio.to_thread(read_items, wire.input or []), caller)
     with in_words(HERE):
         items = await before(
             store, wire, caller, Room(model), given, shorten=wire.truncation == "auto"
@@ -46,7 +49,7 @@ async def prepare(
     items += given
     if not items:
         raise BadRequest("The input is empty.", param="input")
-    box = open_tools(_all_tools(wire, items))
+    box = await asyncio.to_thread(lambda: open_tools(_all_tools(wire, items)))
     chosen = choose(wire.tool_choice, box)
     work = _Work(wire, model, chosen, _demand(wire), id)
     with in_words(HERE):
@@ -89,10 +92,18 @@ async def resolved(store: Store, items: list[Item], caller: str) -> list[Item]:
 def _all_tools(wire: ResponsesRequest, items: Sequence[Item]) -> list[Any]:
     """Those of the request, and those that its items add."""
     found = list(wire.tools or [])
+    known = set(map(_spelled, found))
     for item in items:
-        if item["type"] == "additional_tools":
-            found += [tool for tool in item["tools"] if tool not in found]
+        for tool in item["tools"] if item["type"] == "additional_tools" else ():
+            if (spelled := _spelled(tool)) not in known:
+                known.add(spelled)
+                found.append(tool)
     return found
+
+
+def _spelled(tool: Any) -> bytes:
+    """The same for equal tools, whatever the order of their fields."""
+    return msgspec.json.encode(tool, order="sorted")
 
 
 def _demand(wire: ResponsesRequest) -> Demand | None:

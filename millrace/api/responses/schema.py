@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from millrace.api.openai.schema import ADVISORY, TalkFields
-from millrace.serving.ranges import Count, Positive, Top
+from millrace.serving.ranges import Count, Labels, Positive, Top
 
 
 class ReasoningOptions(msgspec.Struct):
@@ -51,7 +51,7 @@ class ResponsesRequest(TalkFields):
     max_output_tokens: Positive | None = None
     max_tool_calls: Count | None = None
     """Counts calls of hosted tools, of which this server makes none."""
-    metadata: dict[str, Any] | None = None
+    metadata: Labels | None = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
     text: TextConfig | None = None

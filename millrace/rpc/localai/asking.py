@@ -19,7 +19,7 @@ from millrace.serving.model import ServedModel
 from millrace.serving.pictures import prepared
 from millrace.serving.request import Request
 from millrace.serving.thinking import strange_arguments, template_switch
-from millrace.serving.toolbox import ChosenTools, choose, flat_tool, open_tools
+from millrace.serving.toolbox import ChosenTools, check_tools, choose, flat_tool, open_tools
 from millrace.serving.wishes import Wishes, fill
 from millrace.text.conversation import Conversation, ConversationTurn, ImagePart, TextPart, turn_of
 from millrace.text.grammar import Demand
@@ -253,6 +253,7 @@ def _tools(wire: Any) -> ChosenTools:
     listed = read_json("Tools", wire.Tools) if wire.Tools.strip() else []
     if not isinstance(listed, list) or not all(isinstance(t, Mapping) for t in listed or ()):
         raise BadRequest("'Tools' must be a list of tools.", param="Tools")
+    check_tools(len(listed), "Tools")
     box = open_tools([flat_tool(f"Tools[{i}]", tool) for i, tool in enumerate(listed)])
     choice = _choice(wire)
     if isinstance(choice, Mapping):
