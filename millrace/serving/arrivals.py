@@ -12,7 +12,7 @@ from functools import partial
 from typing import Protocol
 
 
-class Source(Protocol):
+class EventSource(Protocol):
     idle: float
     """Seconds without anything to read after which its reader is to be told so."""
     on_arrival: Callable[[], None]
@@ -20,7 +20,7 @@ class Source(Protocol):
 
 
 class Arrivals:
-    def __init__(self, sources: Sequence[Source]) -> None:
+    def __init__(self, sources: Sequence[EventSource]) -> None:
         """Each is looked at once at the beginning: something may have come before."""
         self._idle = min(source.idle for source in sources)
         self._ready = deque(range(len(sources)))

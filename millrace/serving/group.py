@@ -10,7 +10,7 @@ import msgspec
 from millrace.errors import Cancelled
 from millrace.serving.arrivals import Arrivals
 from millrace.serving.running import Running
-from millrace.serving.slices import Pace, in_slices
+from millrace.serving.slices import SlicePace, in_slices
 from millrace.text.deltas import Delta, Event, Idle, PromptScores, Usage
 
 
@@ -54,7 +54,7 @@ class Group:
         """Each event with its member's number; a cancellation is the last event of its member."""
         arrivals = Arrivals([m.source for m in self.members])
         left = set(range(len(self.members)))
-        pace = Pace()
+        pace = SlicePace()
         while left:
             number = await arrivals.next()
             if number is None:

@@ -26,7 +26,7 @@ from millrace.serving.giving import Gives, check_gives
 from millrace.serving.pictures import ModelPictures
 from millrace.serving.request import Request, SamplingRanges, fit, in_range
 from millrace.serving.running import Running
-from millrace.serving.slices import Pace, in_slices
+from millrace.serving.slices import SlicePace, in_slices
 from millrace.serving.specprefill import sparse_of
 from millrace.serving.workers import TextDesk
 from millrace.text.conversation import Conversation
@@ -237,7 +237,7 @@ class ServedModel:
     async def run_all(self, requests: Sequence[Request]) -> list[Running]:
         """Several requests, admitted all or none; raises what is wrong with any before one runs."""
         self.need_text()
-        pace = Pace()
+        pace = SlicePace()
         submits: list[Submit] = []
         for request in requests:
             submits.append(self._submit(request))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator
 
 from millrace.protocol import PromptLogprobs, RowTokens
-from millrace.serving.arrivals import Arrivals, Source
+from millrace.serving.arrivals import Arrivals, EventSource
 from millrace.serving.client import EngineClient
 from millrace.serving.in_flight import InFlight, Phase
 from millrace.text.deltas import Delta, Event, Idle, PromptScores, TextFinish, Usage
@@ -71,7 +71,7 @@ class Running:
             report(self.usage)
 
     @property
-    def source(self) -> Source:
+    def source(self) -> EventSource:
         """What tells when there is something to read."""
         return self._active
 

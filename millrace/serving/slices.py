@@ -19,7 +19,7 @@ SLICE = 0.002
 """Seconds of work after which the event loop gets a turn; a small request takes about ten turns."""
 
 
-class Pace:
+class SlicePace:
     """Gives the event loop a turn whenever a coroutine has worked for one slice."""
 
     def __init__(self) -> None:

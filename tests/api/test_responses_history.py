@@ -18,7 +18,7 @@ from conftest import Server
 from millrace.api.responses import reader
 from millrace.api.responses.history import before
 from millrace.api.responses.items import read_items
-from millrace.api.responses.measure import Measure, Room, measure
+from millrace.api.responses.measure import Room, StoredMeasure, measure
 from millrace.api.responses.schema import ResponsesRequest
 from millrace.api.responses.store import Store, conversation_object
 from millrace.errors import ContextLengthExceeded
@@ -156,5 +156,5 @@ def test_the_measure_is_a_lower_bound() -> None:
             {"type": "function_call_output", "call_id": "c", "output": "done"},
         ]
     )
-    assert measure(items) == Measure(turns=3, text=3 + 1 + 4)
-    assert Measure(1, 2).minus(Measure(3, 1)) == Measure(0, 1)
+    assert measure(items) == StoredMeasure(turns=3, text=3 + 1 + 4)
+    assert StoredMeasure(1, 2).minus(StoredMeasure(3, 1)) == StoredMeasure(0, 1)

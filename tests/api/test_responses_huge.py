@@ -19,7 +19,7 @@ from millrace.api.app import create_app
 from millrace.api.context import Context
 from millrace.api.responses import reader, sections
 from millrace.api.responses.store import Store
-from millrace.api.responses.writer import Writer
+from millrace.api.responses.writer import StoreWriter
 from millrace.caller import current_caller
 from millrace.config import ApiKey, EngineConfig, ServeConfig
 from millrace.serving.keys import Keys
@@ -189,16 +189,16 @@ def test_a_huge_conversation_is_deleted_in_bounded_steps_with_others_between(
     count = 40 * sections.BATCH_ITEMS
     huge_store.fill(path, HUGE, count)
     order: list[str] = []
-    real = Writer.sweep
+    real = StoreWriter.sweep
 
-    def sweep(self: Writer, owner: str | None = None) -> bool:
+    def sweep(self: StoreWriter, owner: str | None = None) -> bool:
         before = self._sql.total_changes
         more = real(self, owner)
         assert self._sql.total_changes - before <= sections.BATCH_ITEMS + 1
         order.append("swept")
         return more
 
-    monkeypatch.setattr(Writer, "sweep", sweep)
+    monkeypatch.setattr(StoreWriter, "sweep", sweep)
 
     async def scene() -> None:
         async with served(path) as (_, http):
@@ -225,7 +225,7 @@ def test_a_huge_conversation_is_deleted_in_bounded_steps_with_others_between(
 def test_a_deletion_that_was_cut_off_is_finished_at_the_next_start(tmp_path: Path) -> None:
     path = tmp_path / "store.sqlite"
     huge_store.fill(path, HUGE, 1000)
-    writer = Writer(path)
+    writer = StoreWriter(path)
     assert writer.delete_conversation(HUGE) and writer.sweep(HUGE)
     writer.close()
     assert huge_store.items_left(path, HUGE) == 1000 - sections.BATCH_ITEMS

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from millrace.api.responses.items import read_items
-from millrace.api.responses.reader import Reader
+from millrace.api.responses.reader import StoreReader
 from millrace.api.responses.sections import Section
 from millrace.api.responses.store import LOST, Store, open_store
 from millrace.api.responses.truncation import shortest_cut, without
-from millrace.api.responses.writer import Writer
+from millrace.api.responses.writer import StoreWriter
 from millrace.errors import (
     BadRequest,
     MillraceError,
@@ -99,11 +99,11 @@ def test_chains_are_kept_and_what_nothing_was_built_on_is_pruned(tmp_path: Path)
 
 
 def test_what_ran_in_a_server_that_died_has_failed(tmp_path: Path) -> None:
-    writer = Writer(tmp_path / "s.sqlite")
+    writer = StoreWriter(tmp_path / "s.sqlite")
     writer.put(_response("dead", status="in_progress"), [], runner=1)
     writer.put(_response("alive", status="in_progress"), [], runner=2)
     writer.settle(lambda pid: pid == 2, LOST)
-    reader = Reader(tmp_path / "s.sqlite")
+    reader = StoreReader(tmp_path / "s.sqlite")
     dead, alive = reader.response("dead"), reader.response("alive")
     assert dead and (dead["status"], dead["error"]) == ("failed", LOST)
     assert alive and alive["status"] == "in_progress"

@@ -16,7 +16,7 @@ from millrace.serving.batches import MOST_PROMPTS, PromptCount, check_count, pro
 from millrace.serving.group import Group, firsts
 from millrace.serving.in_flight import InFlight
 from millrace.serving.limits import RateLimits
-from millrace.serving.slices import SLICE, Pace, in_slices
+from millrace.serving.slices import SLICE, SlicePace, in_slices
 from millrace.serving.suspicion import Cause, Milestone, Suspicion
 from millrace.text.deltas import Delta, TextFinish, Usage
 
@@ -163,7 +163,7 @@ def test_long_loops_leave_turns_to_others() -> None:
                 await asyncio.sleep(0)
 
         beside = asyncio.create_task(others())
-        pace = Pace()
+        pace = SlicePace()
         for _ in range(8):
             busy(SLICE)
             await pace.rest()

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 
-from millrace.api.admin.status import View, status_of
+from millrace.api.admin.status import StatusView, status_of
 from millrace.api.answer import one_line
 from millrace.errors import Overloaded
 from millrace.serving.history import History, HistorySample
@@ -60,7 +60,7 @@ class Feed:
     def leave(self) -> None:
         self._listeners -= 1
 
-    async def events(self, view: View) -> AsyncIterator[bytes]:
+    async def events(self, view: StatusView) -> AsyncIterator[bytes]:
         yield event("history", {"samples": self._history.columns()})
         if self._history.samples:
             yield self._snapshot(self._history.samples[-1], view)
@@ -96,14 +96,14 @@ class Feed:
             ticked, self._ticked = self._ticked, asyncio.Event()
             ticked.set()
 
-    def _shown(self, view: View) -> bytes:
+    def _shown(self, view: StatusView) -> bytes:
         """The latest snapshot, which the first who may see it has made."""
         assert self._latest is not None
         if (made := self._made.get(view.viewer)) is None:
             made = self._made[view.viewer] = self._snapshot(self._latest, view)
         return made
 
-    def _snapshot(self, sample: HistorySample, view: View) -> bytes:
+    def _snapshot(self, sample: HistorySample, view: StatusView) -> bytes:
         return event("status", status_of(self._registry, view) | {"sample": sample})
 
 

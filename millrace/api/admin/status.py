@@ -22,7 +22,7 @@ from millrace.version import __version__
 
 
 @dataclass(frozen=True)
-class View:
+class StatusView:
     """Who looks: which requests they are shown, and by what name they know others' keys."""
 
     viewer: str | None = None
@@ -38,7 +38,7 @@ class View:
         return [msgspec.structs.replace(r, key=self.label(r.key or "")) for r in found]
 
 
-def status_of(registry: Registry, view: View) -> dict[str, Any]:
+def status_of(registry: Registry, view: StatusView) -> dict[str, Any]:
     found = [i for i in registry.instances() if i.phase != "text"]
     live = {i.spec.name for i in found}
     found += [i for i in registry.unavailable() if i.spec.name not in live]
@@ -46,7 +46,7 @@ def status_of(registry: Registry, view: View) -> dict[str, Any]:
     return {"version": __version__, "memory": memory, "models": [_model(i, view) for i in found]}
 
 
-def running_requests(registry: Registry, view: View) -> list[dict[str, Any]]:
+def running_requests(registry: Registry, view: StatusView) -> list[dict[str, Any]]:
     """Those of all models that the view shows, oldest first."""
     found = [
         {"model": i.spec.name, **r} for i in registry.instances() for r in view.requests(i.client)
@@ -54,7 +54,7 @@ def running_requests(registry: Registry, view: View) -> list[dict[str, Any]]:
     return sorted(found, key=lambda r: -r["age_seconds"])
 
 
-def _model(instance: Instance, view: View) -> dict[str, Any]:
+def _model(instance: Instance, view: StatusView) -> dict[str, Any]:
     client, ready = instance.client, instance.client.ready
     return {
         "name": instance.spec.name,

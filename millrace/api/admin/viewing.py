@@ -11,7 +11,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from millrace.api.admin.answers import KeyStatus
-from millrace.api.admin.status import View
+from millrace.api.admin.status import StatusView
 from millrace.api.answer import as_json
 from millrace.api.callers import known_caller, viewer_of
 from millrace.api.context import context_of
@@ -21,8 +21,8 @@ from millrace.serving import access
 router = APIRouter()
 
 
-def view_of(http: HttpRequest) -> View:
-    return View(viewer_of(http), context_of(http).keys.label)
+def view_of(http: HttpRequest) -> StatusView:
+    return StatusView(viewer_of(http), context_of(http).keys.label)
 
 
 @router.get("/v1/key")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from millrace.api.responses.ids import belongs
 from millrace.api.responses.items import Item
-from millrace.api.responses.measure import Measure, Room, measure
+from millrace.api.responses.measure import Room, StoredMeasure, measure
 from millrace.api.responses.owners import demand
 from millrace.api.responses.plan import conversation_id
 from millrace.api.responses.schema import CompactRequest, ResponsesRequest
@@ -40,7 +40,7 @@ async def before(
     return await _rules(store, sections, room, held, at) + without(newest, 0)
 
 
-async def _sections(store: Store, wire: Wire, caller: str) -> tuple[Sections, Measure] | None:
+async def _sections(store: Store, wire: Wire, caller: str) -> tuple[Sections, StoredMeasure] | None:
     if (id := wire.previous_response_id) is not None:
         store.demand("previous_response_id")
         last = await store.head(id) if belongs(id, caller) else None
@@ -61,7 +61,7 @@ async def _sections(store: Store, wire: Wire, caller: str) -> tuple[Sections, Me
 
 
 async def _newest(
-    store: Store, sections: Sections, room: Room, measured: Measure, shorten: bool
+    store: Store, sections: Sections, room: Room, measured: StoredMeasure, shorten: bool
 ) -> tuple[list[Item], Cursor | None]:
     """All items, oldest first, or the newest of them and where reading stopped."""
     found: list[Item] = []
@@ -80,7 +80,7 @@ async def _newest(
 
 
 async def _rules(
-    store: Store, sections: Sections, room: Room, measured: Measure, at: Cursor
+    store: Store, sections: Sections, room: Room, measured: StoredMeasure, at: Cursor
 ) -> list[Item]:
     """The instructions from before a place, which are never left out; `measured` are those after it."""
     found: list[Item] = []

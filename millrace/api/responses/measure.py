@@ -20,26 +20,26 @@ _SHORT_TOKEN = 16
 
 
 @dataclass(frozen=True)
-class Measure:
+class StoredMeasure:
     turns: int = 0
     text: int = 0
     """Characters of ASCII that are not blank."""
 
-    def plus(self, other: Measure) -> Measure:
-        return Measure(self.turns + other.turns, self.text + other.text)
+    def plus(self, other: StoredMeasure) -> StoredMeasure:
+        return StoredMeasure(self.turns + other.turns, self.text + other.text)
 
-    def minus(self, other: Measure) -> Measure:
-        return Measure(max(0, self.turns - other.turns), max(0, self.text - other.text))
+    def minus(self, other: StoredMeasure) -> StoredMeasure:
+        return StoredMeasure(max(0, self.turns - other.turns), max(0, self.text - other.text))
 
 
-def measure(items: Iterable[dict[str, Any]]) -> Measure:
+def measure(items: Iterable[dict[str, Any]]) -> StoredMeasure:
     turns = text = 0
     for item in items:
         found = "".join(_texts(item))
         if found.strip():
             turns += 1
             text += len(found.encode("ascii", "ignore").translate(None, _BLANKS))
-    return Measure(turns, text)
+    return StoredMeasure(turns, text)
 
 
 def _texts(item: dict[str, Any]) -> Iterable[str]:
@@ -59,16 +59,16 @@ class Room:
         self._window = model.window
         self._tokenizer = model.tokenizer
 
-    def fewest_tokens(self, measured: Measure) -> int:
+    def fewest_tokens(self, measured: StoredMeasure) -> int:
         if measured.text <= self._window * _SHORT_TOKEN:
             return measured.turns
         return max(measured.turns, self._tokenizer.fewest_of_ascii(measured.text))
 
-    def fits(self, measured: Measure) -> bool:
+    def fits(self, measured: StoredMeasure) -> bool:
         """False if no prompt with these items has room; True if one may."""
         return self.fewest_tokens(measured) < self._window
 
-    def demand(self, measured: Measure) -> None:
+    def demand(self, measured: StoredMeasure) -> None:
         """Raise that these items cannot have room."""
         if not self.fits(measured):
             fewest = self.fewest_tokens(measured)

@@ -14,13 +14,13 @@ from typing import Any
 import msgspec
 
 from millrace.api.responses.ids import OWNER_LENGTH
-from millrace.api.responses.measure import Measure
+from millrace.api.responses.measure import StoredMeasure
 from millrace.api.responses.sections import (
     BATCH_BYTES,
     BATCH_SECTIONS,
-    Batch,
     Cursor,
     Item,
+    ItemBatch,
     Section,
     Sections,
 )
@@ -43,17 +43,17 @@ class StoredResponse:
     """A response without its output items, and the measure of all that it and its chain hold."""
 
     body: dict[str, Any]
-    measure: Measure
+    measure: StoredMeasure
 
 
 @dataclass(frozen=True)
 class StoredConversation:
     created: int
     metadata: dict[str, Any]
-    measure: Measure
+    measure: StoredMeasure
 
 
-class Reader:
+class StoreReader:
     def __init__(self, path: Path) -> None:
         self._sql = open_reader(path)
 
@@ -62,7 +62,7 @@ class Reader:
 
     def head(self, id: str) -> StoredResponse | None:
         row = self._one("SELECT body, turns, text FROM responses WHERE id = ?", id)
-        return None if row is None else StoredResponse(decode(row[0]), Measure(*row[1:]))
+        return None if row is None else StoredResponse(decode(row[0]), StoredMeasure(*row[1:]))
 
     def response(self, id: str) -> dict[str, Any] | None:
         """A response as clients see it."""
@@ -95,7 +95,7 @@ class Reader:
         row = self._one("SELECT created, metadata, turns, text FROM conversations WHERE id = ?", id)
         if row is None:
             return None
-        return StoredConversation(row[0], decode(row[1]), Measure(*row[2:]))
+        return StoredConversation(row[0], decode(row[1]), StoredMeasure(*row[2:]))
 
     def conversation_item(self, conversation: str, id: str) -> Item | None:
         row = self._one(
@@ -141,7 +141,7 @@ class Reader:
         after: Cursor | None = None,
         until: Cursor | None = None,
         rules: bool = False,
-    ) -> Batch:
+    ) -> ItemBatch:
         """The next items of a list, between two places in its order; `rules` are those with instructions.
 
         Ends early at a bound of `sections.py`, and then has neither `more` nor `ended`.
@@ -157,15 +157,15 @@ class Reader:
             with closing(rows):  # a statement left open would keep the log from being cut
                 for number, body in rows:
                     if len(found) == most:
-                        return Batch(_decoded(found), at, more=True, ended=False)
+                        return ItemBatch(_decoded(found), at, more=True, ended=False)
                     if found and size + len(body) > BATCH_BYTES:
-                        return Batch(_decoded(found), at, more=False, ended=False)
+                        return ItemBatch(_decoded(found), at, more=False, ended=False)
                     found.append(body)
                     size += len(body)
                     at = Cursor(index, number)
             at = Cursor(index, 0 if newest_first else _LAST)
         left = self._places(sections, at, until, newest_first)[1:] if at else range(0)
-        return Batch(_decoded(found), at, more=False, ended=not left)
+        return ItemBatch(_decoded(found), at, more=False, ended=not left)
 
     @staticmethod
     def _places(

@@ -41,7 +41,7 @@ class Cursor:
 
 
 @dataclass(frozen=True)
-class Batch:
+class ItemBatch:
     items: list[Item]
     at: Cursor | None
     """Where the next batch starts; None only if nothing was read yet."""

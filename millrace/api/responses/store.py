@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from millrace.api.responses.ids import owner
-from millrace.api.responses.reader import Reader, StoredConversation, StoredResponse
-from millrace.api.responses.sections import BATCH_ITEMS, Batch, Cursor, Item, Section, Sections
-from millrace.api.responses.writer import Writer
+from millrace.api.responses.reader import StoredConversation, StoredResponse, StoreReader
+from millrace.api.responses.sections import BATCH_ITEMS, Cursor, Item, ItemBatch, Section, Sections
+from millrace.api.responses.writer import StoreWriter
 from millrace.config import home
 from millrace.errors import (
     BadRequest,
@@ -66,10 +66,10 @@ class Store:
         self._on = path is not None
         if path is None:
             return
-        self._writer = Writer(path)
+        self._writer = StoreWriter(path)
         try:
             self._writer.settle(_runs_elsewhere, LOST)
-            self._reader = Reader(path)
+            self._reader = StoreReader(path)
         except BaseException:
             self._writer.close()
             raise
@@ -139,7 +139,7 @@ class Store:
         found: list[str] = []
         next: str | None = id
         while next is not None:
-            links = await self._read(partial(Reader.links, id=next))
+            links = await self._read(partial(StoreReader.links, id=next))
             if not links:
                 reason = f"'{id}' goes back to it." if found else ""
                 raise PreviousResponseNotFound(next, reason)
@@ -169,8 +169,8 @@ class Store:
         after: Cursor | None = None,
         until: Cursor | None = None,
         rules: bool = False,
-    ) -> Batch:
-        """The next items of a list; see `Reader.batch`."""
+    ) -> ItemBatch:
+        """The next items of a list; see `StoreReader.batch`."""
         return await self._read(
             lambda r: r.batch(
                 sections,
@@ -188,7 +188,9 @@ class Store:
         found, at = None, 0 if newest_first else len(sections) - 1
         while found is None and 0 <= at < len(sections):
             found, at = await self._read(
-                partial(Reader.find, sections=sections, id=id, begin=at, newest_first=newest_first)
+                partial(
+                    StoreReader.find, sections=sections, id=id, begin=at, newest_first=newest_first
+                )
             )
         return found
 
@@ -228,13 +230,13 @@ class Store:
             found = True
         if not found:
             raise _no_item(item)
-        await self._write(Writer.forget)
+        await self._write(StoreWriter.forget)
 
     async def _swept(self, id: str) -> None:
         """Delete the items of something that was deleted, batch by batch."""
         while await self._write(lambda w: w.sweep(id), BATCH_ITEMS):
             pass
-        await self._write(Writer.forget)
+        await self._write(StoreWriter.forget)
 
     def _cleaning(self) -> Iterator[None]:
         """Drop what is old, and what is left of what was deleted, in bounded steps."""
@@ -256,10 +258,10 @@ class Store:
 
         self._writing.submit_expected(BATCH_ITEMS * _WRITE, step)
 
-    async def _read(self, work: Callable[[Reader], T], items: int = 1) -> T:
+    async def _read(self, work: Callable[[StoreReader], T], items: int = 1) -> T:
         return await self._do(self._reading, items * _READ, lambda: work(self._reader))
 
-    async def _write(self, work: Callable[[Writer], T], items: int = 1) -> T:
+    async def _write(self, work: Callable[[StoreWriter], T], items: int = 1) -> T:
         return await self._do(self._writing, items * _WRITE, lambda: work(self._writer))
 
     async def _do(self, threads: FairExecutor, seconds: float, work: Callable[[], T]) -> T:

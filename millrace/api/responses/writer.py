@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from millrace.api.responses.measure import Measure, measure
+from millrace.api.responses.measure import StoredMeasure, measure
 from millrace.api.responses.reader import decode
 from millrace.api.responses.sections import BATCH_BYTES, BATCH_ITEMS, Item
 from millrace.api.responses.tables import open_writer
@@ -28,7 +28,7 @@ Age = tuple[float, int]
 """By which responses are ordered: when one was stored, and its row."""
 
 
-class Writer:
+class StoreWriter:
     def __init__(self, path: Path) -> None:
         self._sql = open_writer(path)
 
@@ -219,7 +219,7 @@ class Writer:
             [(owner, *row) for row in rows],
         )
 
-    def _grow(self, conversation: str, measured: Measure) -> bool:
+    def _grow(self, conversation: str, measured: StoredMeasure) -> bool:
         """Note that a conversation is used and gets more items; False if there is none."""
         changed = self._sql.execute(
             "UPDATE conversations SET used = ?, turns = turns + ?, text = text + ? WHERE id = ?",
@@ -227,10 +227,10 @@ class Writer:
         )
         return changed.rowcount > 0
 
-    def _measure(self, table: str, id: str) -> Measure:
+    def _measure(self, table: str, id: str) -> StoredMeasure:
         query = f"SELECT turns, text FROM {table} WHERE id = ?"
         row = self._sql.execute(query, (id,)).fetchone()
-        return Measure(*row) if row else Measure()
+        return StoredMeasure(*row) if row else StoredMeasure()
 
     def _change(self) -> _Transaction:
         return _Transaction(self._sql)

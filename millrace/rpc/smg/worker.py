@@ -33,7 +33,7 @@ from millrace.serving.limits import RateLimits
 from millrace.serving.metrics import Metrics
 from millrace.serving.model import ServedModel
 from millrace.serving.registry import Registry
-from millrace.serving.slices import Pace
+from millrace.serving.slices import SlicePace
 
 _LONGEST_WAIT = 3600.0
 _LOOK = 0.05
@@ -146,7 +146,7 @@ class Worker:
     async def abort(self, ids_: Sequence[str], viewer: str | None) -> None:
         """End requests by their ids; a `viewer` ends its own alone."""
         clients = [model.client for model in self._registry.all()]
-        pace = Pace()
+        pace = SlicePace()
         for id in ids_:
             for client in clients:
                 client.cancel(id, viewer)
