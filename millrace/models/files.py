@@ -8,12 +8,13 @@ becomes a ModelError there, so that one broken folder is that folder's problem a
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Concatenate, ParamSpec, TypeVar
 
@@ -36,32 +37,40 @@ MOST_FILES = 20_000
 """Entries of a model folder that are looked at."""
 
 
+@contextlib.contextmanager
+def interpreting(path: Path, *, writing: bool = False) -> Iterator[None]:
+    """Whatever a folder or a file of others makes of its reader is a ModelError that names it.
+
+    `writing` passes on the errors of the disk, which are then those of what is written.
+    """
+    try:
+        yield
+    except MillraceError:
+        raise
+    except OSError as error:
+        if writing:
+            raise
+        raise ModelError(f"{path} cannot be read: {_why(error)}.") from error
+    except BaseException as error:
+        # Rust libraries report a panic as a BaseException of their own.
+        if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
+            raise
+        log.debug("%s cannot be interpreted", path, exc_info=True)
+        raise ModelError(
+            f"{path} cannot be interpreted ({type(error).__name__}: {_short(error)}). "
+            "Fetch the model again."
+        ) from error
+
+
 def reads_folder(
     read: Callable[Concatenate[Path, P], T],
 ) -> Callable[Concatenate[Path, P], T]:
-    """A function of a model folder that raises nothing but errors for a user's eyes."""
+    """A function of a model folder, or of one file, that raises nothing but errors for a user's eyes."""
 
     @functools.wraps(read)
     def guarded(folder: Path, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        try:
+        with interpreting(folder):
             return read(folder, *args, **kwargs)
-        except MillraceError:
-            raise
-        except OSError as error:
-            raise ModelError(f"The model folder {folder} cannot be read: {_why(error)}.") from error
-        except Exception as error:
-            log.debug("the files in %s cannot be interpreted", folder, exc_info=True)
-            raise ModelError(
-                f"The files in {folder} cannot be interpreted ({type(error).__name__}: "
-                f"{_short(error)}). Fetch the model again."
-            ) from error
-        except BaseException as error:
-            # Rust libraries report a panic as a BaseException of their own.
-            if type(error).__name__ != "PanicException":
-                raise
-            raise ModelError(
-                f"The files in {folder} cannot be interpreted: {_short(error)}."
-            ) from error
 
     return guarded
 
@@ -100,12 +109,12 @@ def read_text(file: Path, most: int = MOST_TEXT) -> str:
         raise ModelError(f"{file} is not UTF-8: {error.reason} at byte {error.start}.") from error
 
 
-def read_json(file: Path, *, optional: bool = False) -> dict[str, Any]:
+def read_json(file: Path, *, optional: bool = False, most: int = MOST_JSON) -> dict[str, Any]:
     """The JSON object in a file; an optional file that is not there is an empty one."""
     if optional and not os.path.exists(file):
         return {}
     try:
-        value = json.loads(read_bytes(file, MOST_JSON))
+        value = json.loads(read_bytes(file, most))
     except RecursionError as error:
         raise ModelError(f"{file} is nested too deeply. Fetch the model again.") from error
     except ValueError as error:

@@ -16,7 +16,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from millrace.config import EngineConfig, Weights
-from millrace.errors import ModelError
+from millrace.errors import MillraceError, ModelError
 from millrace.models import device, placement
 from millrace.models.vision.families import vision_in
 from millrace.models.window import window_of
@@ -79,7 +79,9 @@ def load(
         raise ModelError(f"{path} does not fit into this machine's memory.") from error
     except ConnectionError:
         raise  # another rank is gone, which says nothing of the model
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
+    except MillraceError:
+        raise
+    except Exception as error:  # model classes raise whatever comes of a file they did not expect
         raise ModelError(f"The model in {path} cannot be loaded: {error}") from error
     return LoadedModel(
         model=model,

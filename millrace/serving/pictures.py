@@ -28,8 +28,8 @@ from millrace.media.processor import (
     RefusedPicture,
     reply_decoder,
 )
-from millrace.models.files import read_json
 from millrace.models.vision.families import image_token, vision_in
+from millrace.models.window import read_config
 from millrace.protocol import Span
 from millrace.serving.media import MediaDesk, PictureFile
 from millrace.text.conversation import Conversation, ImagePart
@@ -73,7 +73,7 @@ def words_in(folder: Path) -> PictureWords | None:
     family = vision_in(folder)
     if family is None:
         return None
-    token = image_token(read_json(folder / "config.json"))
+    token = image_token(read_config(folder))
     known = added_tokens(folder)
     if token is None:
         token = next((id for id, text in known.items() if text in _UNNAMED), None)

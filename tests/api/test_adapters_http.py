@@ -5,6 +5,7 @@ brought back by an engine that was killed.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -288,6 +289,63 @@ def test_folders_that_cannot_be_served_are_refused_and_change_nothing(
     assert load(served, "x", "two", base_model_name="nobody").status_code == 404
     assert text(served, "one") == before and served.status()["restarts"] <= 1
     assert served.post("/v1/completions", {"model": "bad", "prompt": "x"}).status_code == 404
+
+
+def _hostile(root: Path) -> dict[str, str]:
+    """Folders that somebody meant to do harm with, and a word of the reason that each is refused for."""
+    words: dict[str, str] = {}
+
+    def made(name: str, word: str, *, peft: bool = False, **config: Any) -> Path:
+        shutil.rmtree(root / name, ignore_errors=True)
+        words[name] = word
+        return (write_peft if peft else write_mlx)(root / name, pairs(7), **config)
+
+    def weights(name: str, head: Any, word: str, body: int = 64) -> None:
+        data = json.dumps(head).encode()
+        file = made(name, word) / "adapters.safetensors"
+        file.write_bytes(len(data).to_bytes(8, "little") + data + bytes(body))
+
+    def entry(**more: Any) -> dict[str, Any]:
+        return {"dtype": "F32", "shape": [4, 4], "data_offsets": [0, 64]} | more
+
+    for name, file in (("pipe-config", "adapter_config.json"), ("pipe", "adapters.safetensors")):
+        path = made(name, "regular file") / file
+        path.unlink()
+        os.mkfifo(path)
+    loop = made("loop", "cannot be read") / "adapter_config.json"
+    loop.unlink()
+    loop.symlink_to(loop.name)
+    nested = b'{"lora_parameters": ' + b"[" * 100_000
+    (made("nested", "JSON") / "adapter_config.json").write_bytes(nested)
+    for name, text in (("list", b"[]"), ("null", b"null"), ("bytes", b'{"\xff": 1}')):
+        (made(name, "JSON") / "adapter_config.json").write_bytes(text)
+    os.truncate(made("huge-config", "are read") / "adapter_config.json", 1 << 40)
+    os.truncate(made("huge", "--lora-memory") / "adapters.safetensors", 1 << 40)
+    layer = "model.layers.0.self_attn.q_proj"
+    weights("kind", {f"{layer}.lora_a": entry(dtype=["F32"])}, "F32")
+    weights("deep", {f"{layer}.lora_a": entry(shape=[1] * 100, data_offsets=[0, 4])}, "lie")
+    weights("overlap", {f"{layer}.{n}": entry() for n in range(5000)}, "overlap")
+    weights(
+        "many", {str(n): entry(shape=[0], data_offsets=[0, 0]) for n in range(70_000)}, "arrays"
+    )
+    weights("long", {"a" * 5000 + ".lora_a": entry()}, "characters")
+    made("rank", "[[1]]", lora_parameters={"rank": [[1]], "scale": 1.0})
+    made("scale", "scale", lora_parameters={"rank": 4, "scale": "x"})
+    made("patterns", "patterns", peft=True, rank_pattern={f"a{n}": 4 for n in range(5000)})
+    made("slow", "understood", peft=True, rank_pattern={"(a+)+b": 4})
+    made("type", "PEFT's type", peft=True, peft_type=["LORA"])
+    return words
+
+
+def test_hostile_folders_are_refused_and_hold_up_nobody(served: Server, folder: Path) -> None:
+    before, pid = text(served, "one"), served.engine
+    for name, word in _hostile(folder / "lora").items():
+        response = load(served, "bad", name)
+        assert response.status_code == 400, (name, response.text)
+        assert word in response.json()["error"]["message"], (name, response.text)
+    assert load(served, "sound", "three").status_code == 200, "the next one is read"
+    assert unload(served, "sound").status_code == 200
+    assert text(served, "one") == before and served.engine == pid
 
 
 def test_adapters_come_and_go_under_load(served: Server) -> None:

@@ -18,7 +18,7 @@ from millrace.engine.runner import Runner
 from millrace.engine.specprefill.scorer import Scorer
 from millrace.engine.specprefill.scorings import DraftFacts, Scorings
 from millrace.errors import ModelError
-from millrace.models.files import read_json
+from millrace.models.files import MOST_TOKENIZER, read_bytes, read_json, reads_folder
 from millrace.models.load import LoadedModel, load
 from millrace.models.rotations import rotate, windows_of
 
@@ -110,7 +110,7 @@ def check_vocabulary(model: Path, draft: Path) -> None:
                 f"There is no tokenizer.json in {file.parent}: SpecPrefill cannot tell whether model and "
                 "draft have the same vocabulary."
             )
-    if files[0].read_bytes() == files[1].read_bytes():
+    if read_bytes(files[0], MOST_TOKENIZER) == read_bytes(files[1], MOST_TOKENIZER):
         return
     ours, theirs = (_vocabulary(file) for file in files)
     for text, number in ours.items():
@@ -122,8 +122,9 @@ def check_vocabulary(model: Path, draft: Path) -> None:
             )
 
 
+@reads_folder
 def _vocabulary(file: Path) -> dict[str, int]:
-    raw = read_json(file)
+    raw = read_json(file, most=MOST_TOKENIZER)
     found = (raw.get("model") or {}).get("vocab") or {}
     if isinstance(found, list):  # of a unigram model: texts and their scores, in order
         found = {entry[0]: number for number, entry in enumerate(found)}

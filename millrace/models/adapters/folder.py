@@ -22,6 +22,7 @@ from millrace.models.adapters.tensors import Floats, arrays, new_digest, read_by
 CONFIG = "adapter_config.json"
 MOST_RANK = 1024
 _MOST_CONFIG = 1 << 20
+_REMEDY = ": raise --lora-memory, or use an adapter of a lower rank"
 
 
 @dataclass(frozen=True)
@@ -63,10 +64,10 @@ def read(folder: Path, most: int) -> Adapter:
         raise AdapterError(f"{folder / CONFIG} should hold a JSON object.")
     if "peft_type" in config:
         file = _weights(folder, "adapter_model.safetensors", "adapter_model.bin")
-        pairs = peft.pairs(config, arrays(read_bytes(file, most, digest), file), folder)
+        pairs = peft.pairs(config, arrays(read_bytes(file, most, digest, _REMEDY), file), folder)
     elif "lora_parameters" in config or "fine_tune_type" in config:
         file = _weights(folder, "adapters.safetensors", "adapters.npz")
-        pairs = _mlx_pairs(config, arrays(read_bytes(file, most, digest), file), folder)
+        pairs = _mlx_pairs(config, arrays(read_bytes(file, most, digest, _REMEDY), file), folder)
     else:
         raise AdapterError(
             f"{folder / CONFIG} is neither PEFT's (no peft_type) nor mlx-lm's (no lora_parameters)."
@@ -110,7 +111,9 @@ def _mlx_pairs(
 ) -> dict[str, tuple[Floats, Floats, float]]:
     kind = config.get("fine_tune_type", "lora")
     if kind != "lora":
-        raise AdapterError(f"{folder}: the adapter is of type {kind}; only LoRA is served.")
+        raise AdapterError(
+            f"{folder}: the adapter is of type {str(kind)[:100]}; only LoRA is served."
+        )
     parameters = config.get("lora_parameters")
     if not isinstance(parameters, dict):
         raise AdapterError(f"{folder / CONFIG} has no lora_parameters.")
@@ -132,7 +135,8 @@ def _mlx_pairs(
             raise AdapterError(f"{folder}: {name} has only one of lora_a and lora_b.")
         if rank is not None and found["lora_a"].shape[1] != rank:
             raise AdapterError(
-                f"{folder}: {name} has rank {found['lora_a'].shape[1]}, and {CONFIG} says {rank}."
+                f"{folder}: {name} has rank {found['lora_a'].shape[1]}, and {CONFIG} says "
+                f"{str(rank)[:100]}."
             )
     return {name: (f["lora_a"], f["lora_b"], _number(scale)) for name, f in halves.items()}
 

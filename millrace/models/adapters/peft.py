@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -47,10 +48,15 @@ def pairs(
         halves.setdefault(match[1].removeprefix(_PREFIX), {})[match[2]] = value
     ranks = _patterns(config, "rank_pattern", folder)
     alphas = _patterns(config, "alpha_pattern", folder)
+    deadline = time.monotonic() + _MOST_SECONDS
     found: dict[str, tuple[Floats, Floats, float]] = {}
     for name, both in halves.items():
         if len(both) != 2 or both["A"].ndim != 2 or both["B"].ndim != 2:
             raise AdapterError(f"{folder}: {name} has no two matrices lora_A and lora_B.")
+        if time.monotonic() > deadline:
+            raise AdapterError(
+                f"{folder}: rank_pattern and alpha_pattern take longer than {_MOST_SECONDS:g} seconds."
+            )
         a, b = both["A"].T, both["B"].T
         rank = _chosen(ranks, name, config.get("r"))
         alpha = _chosen(alphas, name, config.get("lora_alpha"))
@@ -70,7 +76,9 @@ def pairs(
 def _check(config: Mapping[str, Any], folder: Path) -> None:
     kind = config.get("peft_type")
     if kind != "LORA":
-        raise AdapterError(f"{folder}: the adapter is of PEFT's type {kind}; only LORA is served.")
+        raise AdapterError(
+            f"{folder}: the adapter is of PEFT's type {str(kind)[:100]}; only LORA is served."
+        )
     for field, why in _REFUSED.items():
         if config.get(field):
             raise AdapterError(f"{folder}: the adapter cannot be served: {why}.")
@@ -101,6 +109,9 @@ def _chosen(patterns: list[tuple[re.Pattern[str], float]], name: str, usual: Any
 _QUANTIFIED_GROUP = re.compile(r"\)[*+?{]")
 _QUANTIFIERS = re.compile(r"[*+{]")
 _MOST_QUANTIFIERS = 3
+_MOST_PATTERNS = 4096
+_MOST_SECONDS = 10.0
+"""In which all modules are compared with all patterns; those of honest adapters take milliseconds."""
 
 
 def _patterns(
@@ -109,6 +120,8 @@ def _patterns(
     given = config.get(field) or {}
     if not isinstance(given, dict):
         raise AdapterError(f"{folder}: {field} in adapter_config.json should be an object.")
+    if len(given) > _MOST_PATTERNS:
+        raise AdapterError(f"{folder}: {field} has more than {_MOST_PATTERNS} patterns.")
     found = []
     for key, value in given.items():
         number = _number(value)

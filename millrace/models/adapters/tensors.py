@@ -11,35 +11,49 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from millrace.errors import AdapterError
+from millrace.models.files import open_regular
 
 Floats = npt.NDArray[np.float32]
 _MOST_HEADER = 16 << 20
 _PIECE = 1 << 22
+_MOST_ARRAYS = 1 << 16
+_MOST_DIMENSIONS = 8
+_LONGEST_NAME = 160
+"""Names are compared with patterns of the adapter's own, which takes longer the longer they are."""
 _WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
-def read_bytes(file: Path, most: int, digest: Any) -> bytes:
+class _Place(NamedTuple):
+    """Where an array lies, checked."""
+
+    kind: str
+    shape: list[int]
+    begin: int
+    end: int
+
+
+def read_bytes(file: Path, most: int, digest: Any, remedy: str = "") -> bytes:
     """All of a file of at most so many bytes; the digest is told each of them, and how many there are."""
     try:
-        with file.open("rb") as opened:
+        with open_regular(file) as opened:
             size = os.fstat(opened.fileno()).st_size
             if size > most:
                 raise AdapterError(
-                    f"{file} has {size / 2**20:.1f} MiB, and adapters may take {most / 2**20:.1f} MiB "
-                    "in all. Raise --lora-memory, or use one of a lower rank."
+                    f"{file} has {size / 2**20:.1f} MiB, and at most {most / 2**20:.1f} MiB of it are "
+                    f"read{remedy}."
                 )
             data = bytearray()
             # A file that grows while it is read is not read for ever.
             while len(data) <= most and (piece := opened.read(_PIECE)):
                 data += piece
     except OSError as error:
-        raise AdapterError(f"{file} cannot be read: {error.strerror}.") from error
+        raise AdapterError(f"{file} cannot be read: {error.strerror or error}.") from error
     digest.update(f"{file.name} {len(data)}\n".encode())
     digest.update(data)
     return bytes(data)
@@ -52,7 +66,15 @@ def new_digest() -> Any:
 def arrays(data: bytes, file: Path) -> dict[str, Floats]:
     """The arrays by name, widened to float32."""
     header, body = _header(data, file)
-    return {name: _array(name, entry, body, file) for name, entry in header.items()}
+    if len(header) > _MOST_ARRAYS:
+        raise _broken(file, f"it claims {len(header)} arrays, and at most {_MOST_ARRAYS} are read")
+    if any(len(name) > _LONGEST_NAME for name in header):
+        raise _broken(file, f"it has a name of more than {_LONGEST_NAME} characters")
+    places = {name: _placed(name, entry, body, file) for name, entry in header.items()}
+    if sum(end - begin for _, _, begin, end in places.values()) > len(body):
+        # Each array becomes memory of its own, however often the file's bytes are counted.
+        raise _broken(file, "its arrays overlap")
+    return {name: _array(name, place, body, file) for name, place in places.items()}
 
 
 def _header(data: bytes, file: Path) -> tuple[Mapping[str, Any], memoryview]:
@@ -69,17 +91,23 @@ def _header(data: bytes, file: Path) -> tuple[Mapping[str, Any], memoryview]:
     return header, memoryview(data)[8 + length :]
 
 
-def _array(name: str, entry: Any, body: memoryview, file: Path) -> Floats:
+def _placed(name: str, entry: Any, body: memoryview, file: Path) -> _Place:
     try:
         kind, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
         numbers = (*shape, begin, end)
     except (TypeError, KeyError, ValueError) as error:
         raise _broken(file, f"its header says nothing sensible of {name}") from error
-    if kind not in _WIDTHS:
-        raise AdapterError(f"{file}: {name} is {kind}; adapters are F32, F16 or BF16.")
+    if not isinstance(kind, str) or kind not in _WIDTHS:
+        raise AdapterError(f"{file}: {name} is {str(kind)[:50]}; adapters are F32, F16 or BF16.")
     whole = all(type(n) is int and 0 <= n < 2**48 for n in numbers)
-    if not whole or end > len(body) or end - begin != math.prod(shape) * _WIDTHS[kind]:
+    fits = whole and len(shape) <= _MOST_DIMENSIONS and end <= len(body)
+    if not fits or end - begin != math.prod(shape) * _WIDTHS[kind]:
         raise _broken(file, f"{name} does not lie where its header says")
+    return _Place(kind, shape, begin, end)
+
+
+def _array(name: str, place: _Place, body: memoryview, file: Path) -> Floats:
+    kind, shape, begin, end = place
     raw = body[begin:end]
     if kind == "BF16":
         values = (np.frombuffer(raw, "<u2").astype(np.uint32) << 16).view(np.float32)

@@ -106,6 +106,10 @@ def plan(model: GGUF) -> ConversionPlan:
             f"Use the model's MLX or Hugging Face folder instead."
         )
     layers = model.need(f"{arch}.block_count", int)
+    if not 1 <= layers <= len(model.tensors):
+        raise ModelError(
+            f"{model.path} is corrupt: it claims {layers} layers and has {len(model.tensors)} tensors."
+        )
     targets = {name: _target(model, shape, name, layers) for name in model.tensors}
     targets.pop(ROPE_FACTORS, None)
     config = _config(model, arch, shape, layers)
@@ -176,6 +180,12 @@ def _config(model: GGUF, arch: str, shape: ArchitectureShape, layers: int) -> di
         )
     head_dim = model.get(f"{arch}.attention.key_length", int) or hidden // heads
     rotated = model.get(f"{arch}.rope.dimension_count", int) or head_dim
+    queries = model.tensors.get("blk.0.attn_q.weight")
+    if queries is not None and queries.shape[0] != heads * head_dim:
+        raise ModelError(
+            f"{model.path} is corrupt: its metadata says {heads} heads of {head_dim} values, and "
+            f"'blk.0.attn_q.weight' has {queries.shape[0]} rows."
+        )
     if rotated != head_dim or (shape.fixed_head_dim and head_dim * heads != hidden):
         raise ModelError(
             f"{model.path} has heads of {head_dim} values of which {rotated} are rotated, over "
@@ -251,6 +261,8 @@ def _rope_factors(factors: np.ndarray[Any, Any], config: dict[str, Any]) -> dict
     original window equals the window.
     """
     dim, base, window = config["head_dim"], config["rope_theta"], 8192
+    if factors.size != dim // 2 or not np.isfinite(factors).all() or not (factors > 0).all():
+        raise ModelError(f"The table of rope factors ({ROPE_FACTORS}) does not fit heads of {dim}.")
     factor = float(factors.max())
     wavelengths = 2 * math.pi * base ** (np.arange(0, dim, 2) / dim)
     smooth = np.clip((window / wavelengths - 1) / 3, 0, 1)

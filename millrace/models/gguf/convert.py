@@ -7,9 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from millrace.models.gguf.architectures import plan
-from millrace.models.gguf.reader import open_gguf
-from millrace.models.gguf.tokenizer import build_tokenizer
+from millrace.models.checked import check_config
+from millrace.models.files import interpreting, reads_folder
+from millrace.models.gguf.architectures import ConversionPlan, plan
+from millrace.models.gguf.reader import GGUF, open_gguf
+from millrace.models.gguf.tokenizer import BuiltTokenizer, build_tokenizer
 from millrace.models.gguf.weights import half_type, write_weights
 
 
@@ -31,10 +33,9 @@ def convert(
     the defaults that the model's authors recommend. `done` is told the bytes read so far and the
     bytes to read.
     """
-    model = open_gguf(source)
-    layout = plan(model)
-    tokenizer = build_tokenizer(model)
-    quantization = write_weights(model, layout, folder, exact=exact, done=done)
+    model, layout, tokenizer = _read(source)
+    with interpreting(source, writing=True):
+        quantization = write_weights(model, layout, folder, exact=exact, done=done)
     ends = {
         "bos_token_id": tokenizer.bos,
         "eos_token_id": tokenizer.eos,
@@ -52,6 +53,15 @@ def convert(
         folder / "tokenizer_config.json",
         {"model_max_length": config["max_position_embeddings"], **tokenizer.settings},
     )
+
+
+@reads_folder
+def _read(source: Path) -> tuple[GGUF, ConversionPlan, BuiltTokenizer]:
+    """All of a file but its tensors."""
+    model = open_gguf(source)
+    layout = plan(model)
+    check_config(layout.config, source)
+    return model, layout, build_tokenizer(model)
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from millrace.errors import ModelError
+from millrace.models.files import open_regular
 
 T = TypeVar("T")
 
@@ -38,6 +39,15 @@ _SCALARS = {
 }
 _STRING, _ARRAY = 8, 9
 _ALIGNMENT = 32
+_MOST_ALIGNMENT = 1 << 20
+_MOST_TENSORS = 1 << 17
+_MOST_PAIRS = 1 << 16
+_MOST_HEAD = 256 << 20
+"""Bytes of all that comes before the tensors; the largest vocabularies take about 20 MiB of it."""
+_MOST_VALUES = 4 << 20
+"""Values of all arrays together: each becomes an object of many bytes."""
+_MOST_NESTED = 4
+"""Arrays inside arrays."""
 
 
 @dataclass(frozen=True)
@@ -141,12 +151,12 @@ def _parts(path: Path) -> list[Path]:
 
 def _read(path: Path) -> GGUF:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except ValueError:
         raise ModelError(f"{path} is empty, so it is not a GGUF file. Download it again.") from None
     except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}.") from None
+        raise ModelError(f"{path} cannot be read: {error.strerror or error}.") from None
     cursor = _Cursor(path, data)
     if data[:4] != b"GGUF":
         raise ModelError(
@@ -158,18 +168,27 @@ def _read(path: Path) -> GGUF:
         swapped = version & 0xFFFF == 0
         what = "written for big-endian machines" if swapped else f"of GGUF version {version}"
         raise ModelError(f"{path} is {what}; versions 2 and 3, little-endian, can be read.")
-    tensor_count, pair_count = cursor.count("tensors", 24), cursor.count("metadata pairs", 13)
+    tensor_count = cursor.count("tensors", 24, _MOST_TENSORS)
+    pair_count = cursor.count("metadata pairs", 13, _MOST_PAIRS)
     metadata: dict[str, Any] = {}
     for _ in range(pair_count):
         key = cursor.string()
+        if key in metadata:
+            raise cursor.corrupt(f"it has the metadata '{key[:100]}' twice")
         metadata[key] = cursor.value(cursor.scalar("I"))
     headers = [_tensor_header(cursor) for _ in range(tensor_count)]
     model = GGUF(path, metadata)
     alignment = model.get("general.alignment", int) or _ALIGNMENT
+    if not 1 <= alignment <= _MOST_ALIGNMENT:
+        raise cursor.corrupt(f"it claims to be aligned to {alignment} bytes")
     start = -(-cursor.at // alignment) * alignment
     everything = np.frombuffer(data, dtype=np.uint8)
     for name, shape, kind, offset in headers:
+        if name in model.tensors:
+            raise cursor.corrupt(f"it has the tensor '{name[:100]}' twice")
         model.tensors[name] = _tensor(path, everything, name, shape, kind, start + offset)
+    if sum(tensor.raw.nbytes for tensor in model.tensors.values()) > len(data):
+        raise cursor.corrupt("its tensors overlap")
     return model
 
 
@@ -177,8 +196,10 @@ def _tensor_header(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
     name = cursor.string()
     dimensions = cursor.scalar("I")
     if not 1 <= dimensions <= 4:
-        raise cursor.corrupt(f"the tensor '{name}' claims {dimensions} dimensions")
+        raise cursor.corrupt(f"the tensor '{name[:100]}' claims {dimensions} dimensions")
     shape = tuple(cursor.scalar("Q") for _ in range(dimensions))
+    if 0 in shape:
+        raise cursor.corrupt(f"the tensor '{name[:100]}' is empty")
     return name, shape[::-1], cursor.scalar("I"), cursor.scalar("Q")
 
 
@@ -219,6 +240,8 @@ class _Cursor:
         self.path = path
         self.data = data
         self.at = 0
+        self._values = self._depth = 0
+        """Values of arrays so far, and how many arrays the cursor is in."""
 
     def corrupt(self, how: str) -> ModelError:
         return ModelError(f"{self.path} is corrupt: {how}. Download it again.")
@@ -230,6 +253,8 @@ class _Cursor:
                 f"{self.path} is truncated: its head ends beyond byte {len(self.data)}, "
                 f"where the file ends. Download it again."
             )
+        if end > _MOST_HEAD:
+            raise self.corrupt(f"its head has more than {_MOST_HEAD >> 20} MiB")
         self.at = end
         return start
 
@@ -237,10 +262,10 @@ class _Cursor:
         layout = "<" + code
         return struct.unpack_from(layout, self.data, self.move(struct.calcsize(layout)))[0]
 
-    def count(self, what: str, least: int) -> int:
-        """A number of things to come, each of at least `least` bytes."""
+    def count(self, what: str, least: int, most: int) -> int:
+        """A number of things to come, each of at least `least` bytes, and at most so many."""
         number: int = self.scalar("Q")
-        if number * least > len(self.data):
+        if number * least > len(self.data) or number > most:
             raise self.corrupt(f"it claims {number} {what}")
         return number
 
@@ -265,9 +290,21 @@ class _Cursor:
         kind = self.scalar("I")
         if kind in _SCALARS:
             layout = np.dtype("<" + _SCALARS[kind])
-            length = self.count("array values", layout.itemsize)
+            length = self._length(layout.itemsize)
             start = self.move(length * layout.itemsize)
             values: list[Any] = np.frombuffer(self.data, layout, length, start).tolist()
             return values
-        length = self.count("array values", 8)
-        return [self.value(kind) for _ in range(length)]
+        length = self._length(8)
+        self._depth += 1
+        if self._depth > _MOST_NESTED:
+            raise self.corrupt(f"it has arrays inside arrays, more than {_MOST_NESTED} deep")
+        found = [self.value(kind) for _ in range(length)]
+        self._depth -= 1
+        return found
+
+    def _length(self, least: int) -> int:
+        length = self.count("array values", least, _MOST_VALUES)
+        self._values += length
+        if self._values > _MOST_VALUES:
+            raise self.corrupt(f"it claims more than {_MOST_VALUES} array values")
+        return length
