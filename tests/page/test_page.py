@@ -18,7 +18,7 @@ from conftest import Server
 from .conftest import NARROW, WIDE, Watched, answered, ask, picture, until
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Route
+    from playwright.sync_api import Page, Route
 
 Tab = Callable[..., Watched]
 
@@ -290,7 +290,7 @@ def test_a_model_is_unloaded_pinned_and_loaded(served: Server, tab: Tab) -> None
     assert page.locator("text=needs about").count() == len(suggested) > 3
     page.get_by_label("Model to fetch").fill("../etc/passwd")
     page.get_by_role("button", name="Pull").click()
-    page.wait_for_selector("p.bad:has-text('cannot be pulled')")
+    page.wait_for_selector("p.bad:has-text('There is no model')")
 
 
 def test_snippets_have_the_real_address_and_model(served: Server, tab: Tab) -> None:
@@ -309,8 +309,9 @@ def test_snippets_have_the_real_address_and_model(served: Server, tab: Tab) -> N
 @pytest.fixture
 def guarded(models: Path) -> Iterator[Server]:
     running = Server(
-        f"second={models / 'second'}", "--trust-remote-code", "--api-key", "sk-door"
-    ).wait_ready()
+        f"second={models / 'second'}", "--trust-remote-code", "--api-key", "sk-door",
+        "--admin-key", "sk-office",
+    ).wait_ready()  # fmt: skip
     yield running
     running.stop()
 
@@ -331,6 +332,37 @@ def test_a_server_with_keys_asks_for_one_and_the_tab_keeps_it(guarded: Server, t
     assert "sk-door" not in kept
     page.goto(f"{guarded.url}/#connect")
     page.wait_for_selector("#snippet code:has-text('MILLRACE_API_KEY')")
+
+
+def _unlock(page: Page, key: str) -> None:
+    page.get_by_role("dialog").get_by_label("API key").fill(key)
+    page.get_by_role("button", name="Unlock").click()
+    page.wait_for_selector("dialog", state="detached")
+
+
+def test_what_a_key_has_no_role_for_is_switched_off_with_the_reason(
+    guarded: Server, tab: Tab
+) -> None:
+    page = tab(guarded).page
+    _unlock(page, "sk-door")
+    page.goto(f"{guarded.url}/#models")
+    unload = page.locator("[data-model=second]").get_by_role("button", name="Unload")
+    unload.wait_for()
+    assert unload.is_disabled() and "--admin-key" in (unload.get_attribute("title") or "")
+    assert "role 'admin'" in page.locator("[role=note]:visible").inner_text()
+    assert not page.get_by_role("button", name="Pull").is_visible()
+    page.goto(f"{guarded.url}/#dashboard")
+    page.wait_for_selector("[role=note]:has-text('those of your key'):visible")
+    empty = page.get_by_role("button", name="Empty the cache")
+    empty.wait_for()
+    assert empty.is_disabled() and page.get_by_role("button", name="Show the log").is_disabled()
+    page.get_by_role("button", name="API key").click()
+    _unlock(page, "sk-office")
+    page.wait_for_function("[...document.querySelectorAll('[role=note]')].every((n) => n.hidden)")
+    assert empty.is_enabled() and page.get_by_role("button", name="Show the log").is_enabled()
+    page.goto(f"{guarded.url}/#models")
+    page.get_by_role("button", name="Pull").wait_for()
+    assert unload.is_enabled()
 
 
 SHOWN = {
