@@ -233,6 +233,13 @@ class AdapterError(BadRequest):
     code = "invalid_adapter"
 
 
+class AdapterUnreadable(AdapterError):
+    """A path at which no adapter's files were recognised. Where the path is a client's own, the client is
+    not told why: the reason says which files exist."""
+
+    code = "unreadable_adapter"
+
+
 class SetupError(MillraceError):
     """The machine or the command line is not fit: a port in use, a missing library."""
 
@@ -248,6 +255,7 @@ _BY_CODE: dict[str, type[MillraceError]] = {
         EngineUnavailable,
         RequestFailed,
         AdapterError,
+        AdapterUnreadable,
     )
 } | {"model_error": ModelError, "cancelled": Cancelled}
 

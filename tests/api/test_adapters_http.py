@@ -20,6 +20,9 @@ from api import tiny_folder
 from api.cache_help import complete
 from conftest import PATIENCE, Server, until
 
+from millrace.api.admin.adapters import allowed
+from millrace.errors import NotAllowed
+
 NATIVE = {"hidden_size": 64, "head_dim": 32, "num_attention_heads": 2, "intermediate_size": 128}
 """Widths that our own kernels run."""
 PROMPT = "The water wheel turns the stone that grinds the grain"
@@ -225,33 +228,99 @@ def test_a_killed_engine_brings_adapters_back_and_their_requests_go_on(served: S
     assert until(lambda: [a["loaded"] for a in served.status()["adapters"]] == [True, True])
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "../outside",
-        "one/../../outside",
-        "/etc",
-        "OUTSIDE",
-        ".",
-        "",
-        "nowhere",
-        "link",
-        "a\0b",
-        "x" * 5000,
-        "x" * 3000,
-        "~nobody/x",
-    ],
-)
-def test_a_path_that_leads_out_of_the_adapters_folders_is_refused(
-    path: str, served: Server, folder: Path
+def _paths(root: Path) -> list[str]:
+    """Paths at which there is no adapter, for each reason."""
+    (root / "file").touch()
+    (root / "bare").mkdir(exist_ok=True)
+    for name, config in {"odd": "{}", "list": "[]", "broken": "{", "binary": "\x00\x01"}.items():
+        (root / name).mkdir(exist_ok=True)
+        (root / name / "adapter_config.json").write_text(config)
+    for name, target in {"loop": "loop", "away": "/root", "dangling": "nowhere"}.items():
+        if not (root / name).is_symlink():
+            (root / name).symlink_to(target)
+    write_mlx(root / "no_weights", pairs(8))
+    (root / "no_weights" / "adapters.safetensors").unlink()
+    write_mlx(root / "no_tensors", pairs(8))
+    (root / "no_tensors" / "adapters.safetensors").write_bytes(b"secret = 1\n" * 10)
+    if not (root / "pipe").exists():
+        (root / "pipe").mkdir()
+        os.mkfifo(root / "pipe" / "adapter_config.json")
+    made = [str(file) for file in sorted(root.iterdir())]
+    return [
+        *made, "/", "/etc", "/etc/passwd", "/root", "/root/.ssh", "/nowhere/at/all", "/dev/null",
+        "/proc/1/root", "~root", "~nobody/x", "~no-such-user/x", "../outside", "nowhere",
+        "a\0b", "x" * 300, "x" * 3000,
+    ]  # fmt: skip
+
+
+def _answer(server: Server, path: str) -> tuple[int, str]:
+    """Whose message differs by the path alone."""
+    answer = load(server, "bad", path)
+    error = answer.json()["error"]
+    error["message"] = error["message"].replace(f"'{path}'", "PATH")
+    return answer.status_code, json.dumps(error)
+
+
+def test_paths_outside_the_adapters_folders_all_get_one_answer(
+    served: Server, folder: Path, tmp_path: Path
 ) -> None:
     link = folder / "lora" / "link"
     if not link.exists():
         link.symlink_to(folder / "outside")
-    given = str(folder / "outside") if path == "OUTSIDE" else path
-    response = load(served, "bad", given)
-    assert response.status_code in (400, 403), response.text
-    assert response.json()["error"]["message"]
+    outside = [*_paths(tmp_path), str(folder / "outside"), "one/../../outside", "link", ".", ".."]
+    answers = {_answer(served, path) for path in outside}
+    assert len(answers) == 1, answers
+    status, text = answers.pop()
+    assert status == 403 and "--lora-dir" in text
+
+
+def test_paths_without_an_adapter_all_get_one_answer_where_any_may_be_given(
+    folder: Path, tmp_path: Path
+) -> None:
+    server = Server(str(folder / "base"), "--name", "base").wait_ready()
+    try:
+        answers = {_answer(server, path) for path in _paths(tmp_path)}
+        assert len(answers) == 1, answers
+        status, text = answers.pop()
+        assert status == 400 and "PATH" in text and "invalid_adapter" in text
+        lines = server.log()
+        assert "cannot be read" not in lines and "not valid JSON" not in lines
+        assert load(server, "nine", folder / "outside").status_code == 200
+        wide = tmp_path / "wide"
+        write_mlx(wide, random_pairs({"model.layers.0.self_attn.q_proj": (32, 64)}))
+        assert "another model" in load(server, "wide", wide).text, (
+            "an adapter's own faults are told"
+        )
+    finally:
+        server.stop()
+
+
+def test_a_request_names_adapters_not_folders(served: Server, folder: Path) -> None:
+    answers = set()
+    for path in (str(folder / "outside"), "/etc", "/nowhere", "/root/.ssh", "~root"):
+        body = {"text": PROMPT, "model": "base", "lora_path": path}
+        answer = served.post("/generate", body)
+        answers.add((answer.status_code, answer.text.replace(path, "PATH")))
+    assert len(answers) == 1, answers
+
+
+def test_a_folder_is_inside_by_either_of_its_names(tmp_path: Path) -> None:
+    real, other = tmp_path / "real", tmp_path / "other"
+    (real / "one" / "two").mkdir(parents=True)
+    other.symlink_to(real)
+    (real / "out").symlink_to(tmp_path)
+    wanted = real / "one"
+    for given in (str(real), str(other), f"{other}/", f"{real}/one/.."):
+        for path in ("one", "./one", "one/two/..", str(real / "one"), str(other / "one")):
+            if path.startswith(str(other)) and not given.startswith(str(other)):
+                continue  # another name for it, which the operator has not given
+            assert allowed(path, (given,), local=False) == wanted
+        for path in ("out", "out/real/one", "..", "../real", "", ".", f"{real}x", str(real)):
+            if path == "out/real/one":
+                assert allowed(path, (given,), local=False) == wanted, "its links lead back inside"
+                continue
+            with pytest.raises(NotAllowed):
+                allowed(path, (given,), local=False)
 
 
 def test_folders_that_cannot_be_served_are_refused_and_change_nothing(

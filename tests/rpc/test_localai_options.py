@@ -147,6 +147,18 @@ def test_what_cannot_be_honoured_is_refused(tiny: Path, fields: dict[str, Any]) 
     assert _refused(tiny, **fields)
 
 
+def test_paths_without_an_adapter_all_get_one_answer(tiny: Path, tmp_path: Path) -> None:
+    for name, config in {"empty": None, "odd": "{}", "broken": "{", "list": "[]"}.items():
+        (tmp_path / name).mkdir()
+        if config is not None:
+            (tmp_path / name / "adapter_config.json").write_text(config)
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    paths = [*map(str, tmp_path.iterdir()), "/etc", "/nowhere", "/root/.ssh", "~nobody/x", "a\0b"]
+    answers = {_refused(tiny, LoraAdapter=path).replace(path, "PATH") for path in paths}
+    assert answers == {"there is no adapter at PATH that can be read"}
+
+
 CALL = json.dumps([{"id": "c1", "function": {"name": "f", "arguments": '{"a": 1}'}}])
 
 

@@ -6,6 +6,8 @@ or any where nobody but this machine's users can ask.
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -21,11 +23,19 @@ from millrace.api.context import context_of
 from millrace.api.leases import leased
 from millrace.api.openapi.describe import describe
 from millrace.config import MOST_NAME
-from millrace.errors import AdapterError, BadRequest, ModelNotFound, NotAllowed, NotFound
+from millrace.errors import (
+    AdapterError,
+    AdapterUnreadable,
+    BadRequest,
+    ModelNotFound,
+    NotAllowed,
+    NotFound,
+)
 from millrace.serving.keys import is_loopback
 from millrace.serving.model import ServedModel
 from millrace.serving.registry import Registry
 
+log = logging.getLogger("millrace.api")
 router = APIRouter()
 
 Name = Annotated[str, Meta(min_length=1, max_length=MOST_NAME)]
@@ -65,7 +75,10 @@ async def load(http: HttpRequest) -> Response:
     folder = allowed(wire.lora_path, config.adapter_folders, local=is_loopback(config.host))
     model = await _base(http, wire)
     await model.client.settled()
-    await model.client.adapters.load(wire.lora_name, str(folder), in_place=wire.load_inplace)
+    try:
+        await model.client.adapters.load(wire.lora_name, str(folder), in_place=wire.load_inplace)
+    except AdapterUnreadable as error:
+        raise _unreadable(wire.lora_path, error, config.adapter_folders) from None
     return PlainTextResponse(f"Success: LoRA adapter '{wire.lora_name}' added successfully.")
 
 
@@ -109,20 +122,51 @@ async def _is_model(registry: Registry, name: str) -> bool:
 
 
 def allowed(path: str, folders: Sequence[str], *, local: bool) -> Path:
-    """Where an adapter's path leads, if it may be read at all."""
-    if not folders and not local:
-        raise NotAllowed(
-            "Adapters are loaded over the network only from folders that the server was started with "
-            "(--lora-dir)."
-        )
-    try:
-        if not folders:
-            return Path(path).expanduser().resolve()
-        for folder in folders:
-            inside = Path(folder).expanduser().resolve()
-            found = (inside / path).resolve()
-            if found != inside and found.is_relative_to(inside) and found.is_dir():
-                return found
-    except (OSError, RuntimeError, ValueError) as error:
-        raise BadRequest("lora_path is no path.", param="lora_path") from error
+    """The folder that an adapter's path means, if it may be read at all.
+
+    A path outside the operator's folders is refused by its text alone, in the same way whether it exists
+    or not.
+    """
+    if not folders:
+        if not local:
+            raise NotAllowed(
+                "Adapters are loaded over the network only from folders that the server was started "
+                "with (--lora-dir)."
+            )
+        return Path(os.path.abspath(os.path.expanduser(path)))
+    for folder in folders:
+        if (found := _inside(path, os.path.abspath(os.path.expanduser(folder)))) is not None:
+            return found
     raise NotAllowed(f"'{path}' is no adapter in the folders of --lora-dir.", param="lora_path")
+
+
+def _inside(path: str, folder: str) -> Path | None:
+    """The folder that a path means inside this one, after all links are followed; None without any."""
+    real = Path(os.path.realpath(folder))
+    for root in dict.fromkeys((Path(folder), real)):
+        wanted = Path(os.path.normpath(root / path))
+        if wanted == root or not wanted.is_relative_to(root):
+            continue
+        try:
+            found = Path(os.path.realpath(wanted))
+            if found != real and found.is_relative_to(real) and found.is_dir():
+                return found
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def _unreadable(path: str, error: AdapterUnreadable, folders: Sequence[str]) -> AdapterError:
+    """Why an adapter was not read: in full where the path is in the operator's own folders.
+
+    Elsewhere the reasons would tell which files exist. Debug lines are not in /v1/logs/stream unless the
+    operator has chosen that level.
+    """
+    if folders:
+        return AdapterError(error.message, param="lora_path")
+    log.debug("no adapter was read: %s", error.message)
+    return AdapterError(
+        f"There is no adapter at '{path}' that this server can read; with --log-level debug its log has "
+        "the reason.",
+        param="lora_path",
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from millrace.errors import AdapterError
+from millrace.errors import AdapterError, AdapterUnreadable
 from millrace.models.adapters import peft
 from millrace.models.adapters.tensors import Floats, arrays, new_digest, read_bytes
 
@@ -23,6 +24,8 @@ CONFIG = "adapter_config.json"
 MOST_RANK = 1024
 _MOST_CONFIG = 1 << 20
 _REMEDY = ": raise --lora-memory, or use an adapter of a lower rank"
+_KEYS = ("peft_type", "lora_parameters", "fine_tune_type")
+"""Of which an adapter's configuration has at least one."""
 
 
 @dataclass(frozen=True)
@@ -50,28 +53,35 @@ class Adapter:
         return max(f.rank for f in self.modules.values())
 
 
-def read(folder: Path, most: int) -> Adapter:
-    """The adapter in a folder, whose weights may have so many bytes; raises AdapterError."""
-    if not folder.is_dir():
-        raise AdapterError(f"There is no adapter folder {folder}.")
-    digest = new_digest()
+def config_of(folder: Path, digest: Any) -> dict[str, Any]:
+    """The configuration in an adapter's folder; raises AdapterUnreadable where it has none of a known
+    form."""
+    if not os.path.isdir(folder):
+        raise AdapterUnreadable(f"There is no adapter folder {folder}.")
     raw = read_bytes(folder / CONFIG, _MOST_CONFIG, digest)
     try:
         config = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise AdapterError(f"{folder / CONFIG} is not valid JSON: {error}.") from error
+        raise AdapterUnreadable(f"{folder / CONFIG} is not valid JSON: {error}.") from error
     if not isinstance(config, dict):
-        raise AdapterError(f"{folder / CONFIG} should hold a JSON object.")
+        raise AdapterUnreadable(f"{folder / CONFIG} should hold a JSON object.")
+    if not any(key in config for key in _KEYS):
+        raise AdapterUnreadable(
+            f"{folder / CONFIG} is neither PEFT's (no peft_type) nor mlx-lm's (no lora_parameters)."
+        )
+    return config
+
+
+def read(folder: Path, most: int) -> Adapter:
+    """The adapter in a folder, whose weights may have so many bytes; raises AdapterError."""
+    digest = new_digest()
+    config = config_of(folder, digest)
     if "peft_type" in config:
         file = _weights(folder, "adapter_model.safetensors", "adapter_model.bin")
         pairs = peft.pairs(config, arrays(read_bytes(file, most, digest, _REMEDY), file), folder)
-    elif "lora_parameters" in config or "fine_tune_type" in config:
+    else:
         file = _weights(folder, "adapters.safetensors", "adapters.npz")
         pairs = _mlx_pairs(config, arrays(read_bytes(file, most, digest, _REMEDY), file), folder)
-    else:
-        raise AdapterError(
-            f"{folder / CONFIG} is neither PEFT's (no peft_type) nor mlx-lm's (no lora_parameters)."
-        )
     if not pairs:
         raise AdapterError(f"{file} holds no LoRA weights.")
     modules = {name: _factors(name, *pair, folder) for name, pair in pairs.items()}

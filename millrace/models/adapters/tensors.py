@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from millrace.errors import AdapterError
+from millrace.errors import AdapterError, AdapterUnreadable
 from millrace.models.files import open_regular
 
 Floats = npt.NDArray[np.float32]
@@ -26,6 +26,8 @@ _MOST_ARRAYS = 1 << 16
 _MOST_DIMENSIONS = 8
 _LONGEST_NAME = 160
 """Names are compared with patterns of the adapter's own, which takes longer the longer they are."""
+_HEAD = 9
+"""Bytes by which a safetensors file is recognised: the length of its header, and the brace of that."""
 _WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
@@ -44,6 +46,7 @@ def read_bytes(file: Path, most: int, digest: Any, remedy: str = "") -> bytes:
         with open_regular(file) as opened:
             size = os.fstat(opened.fileno()).st_size
             if size > most:
+                _check_large(opened.read(_HEAD), file)
                 raise AdapterError(
                     f"{file} has {size / 2**20:.1f} MiB, and at most {most / 2**20:.1f} MiB of it are "
                     f"read{remedy}."
@@ -52,11 +55,18 @@ def read_bytes(file: Path, most: int, digest: Any, remedy: str = "") -> bytes:
             # A file that grows while it is read is not read for ever.
             while len(data) <= most and (piece := opened.read(_PIECE)):
                 data += piece
-    except OSError as error:
-        raise AdapterError(f"{file} cannot be read: {error.strerror or error}.") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise AdapterUnreadable(f"{file} cannot be read: {reason}.") from error
     digest.update(f"{file.name} {len(data)}\n".encode())
     digest.update(data)
     return bytes(data)
+
+
+def _check_large(begin: bytes, file: Path) -> None:
+    """Raise unless a file that is too large begins as safetensors do."""
+    if int.from_bytes(begin[:8], "little") > _MOST_HEADER or begin[8:] != b"{":
+        raise _broken(file, "its header does not fit into it")
 
 
 def new_digest() -> Any:
@@ -120,5 +130,7 @@ def _array(name: str, place: _Place, body: memoryview, file: Path) -> Floats:
     return values.reshape(shape)
 
 
-def _broken(file: Path, why: str) -> AdapterError:
-    return AdapterError(f"{file} is no whole safetensors file: {why}. Fetch the adapter again.")
+def _broken(file: Path, why: str) -> AdapterUnreadable:
+    return AdapterUnreadable(
+        f"{file} is no whole safetensors file: {why}. Fetch the adapter again."
+    )

@@ -5,6 +5,7 @@ Reads and may fetch files: not for the event loop.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,9 @@ import msgspec
 
 from millrace.config import AdapterConfig, EngineConfig, GroupConfig, Task, Weights
 from millrace.distributed.hostfile import read_hostfile
-from millrace.errors import BadRequest, ModelError, OutOfMemory, SetupError
+from millrace.errors import AdapterUnreadable, BadRequest, ModelError, OutOfMemory, SetupError
+from millrace.models.adapters.folder import config_of
+from millrace.models.adapters.tensors import new_digest
 from millrace.models.encoders import encoder_in
 from millrace.models.footprint import device_budget
 from millrace.models.resolve import resolve
@@ -27,6 +30,7 @@ from millrace.serving.drafts import specprefill_of, with_draft
 from millrace.sizes import bytes_in
 from millrace.text.tokenizer import Tokenizer
 
+log = logging.getLogger("millrace.rpc")
 _ADAPTER = "adapter"
 _NO_ADAPTER = ("", "none")
 _DTYPES: dict[str, Weights] = {
@@ -249,11 +253,15 @@ def _adapters(wire: Any) -> tuple[AdapterConfig, ...]:
         raise BadRequest("several adapters on one model at a time are not supported; give one")
     if not paths:
         return ()
-    path = Path(paths[0]).expanduser()
+    path = Path(os.path.expanduser(paths[0]))
     if not path.is_absolute() and wire.ModelPath:
         path = Path(wire.ModelPath) / path
-    if not _exists(path):
-        raise ModelError(f"there is no adapter at {path}")
+    try:
+        config_of(path, new_digest())
+    except AdapterUnreadable as error:
+        # One answer for all reasons: the path is the caller's, and reasons tell which files exist.
+        log.debug("no adapter was read: %s", error.message)
+        raise ModelError(f"there is no adapter at {paths[0]} that can be read") from None
     return (AdapterConfig(name=_ADAPTER, path=str(path.absolute())),)
 
 
