@@ -46,8 +46,10 @@ def read_bytes(file: Path, most: int, digest: Any, remedy: str = "") -> bytes:
         with open_regular(file) as opened:
             size = os.fstat(opened.fileno()).st_size
             if size > most:
-                _check_large(opened.read(_HEAD), file)
-                raise AdapterError(
+                if recognised := file.suffix == ".safetensors":
+                    _check_large(opened.read(_HEAD), file)
+                kind = AdapterError if recognised else AdapterUnreadable
+                raise kind(
                     f"{file} has {size / 2**20:.1f} MiB, and at most {most / 2**20:.1f} MiB of it are "
                     f"read{remedy}."
                 )
