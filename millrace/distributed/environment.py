@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 
 from millrace.config import GroupConfig, RankSeat
+from millrace.private_folder import PrivateFolder
 
 SECRET = "MILLRACE_SEAT_SECRET"
 """Where a rank's process finds the secret of its group's start: command lines are for everybody to see."""
@@ -47,16 +46,22 @@ def contents(group: GroupConfig) -> str:
     return json.dumps([[f"{h.address}:{h.port}"] for h in group.hosts])
 
 
+_folder: PrivateFolder | None = None
+"""Where the hostfile is that MLX is to read."""
+
+
 def enter(group: GroupConfig, rank: int) -> None:
     """Set this process's variables, before MLX looks for its group."""
-    handle, name = tempfile.mkstemp(prefix="millrace-hosts-", suffix=".json")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(contents(group))
-    os.environ.update(variables(group, rank, name))
+    global _folder
+    _folder = _folder or PrivateFolder()
+    file = _folder.path / "hosts.json"
+    file.write_text(contents(group), encoding="utf-8")
+    os.environ.update(variables(group, rank, str(file)))
 
 
 def leave() -> None:
     """The file has been read."""
-    for name in ("MLX_HOSTFILE", "MLX_IBV_DEVICES"):
-        if "millrace-hosts-" in os.environ.get(name, ""):
-            Path(os.environ[name]).unlink(missing_ok=True)
+    global _folder
+    if _folder is not None:
+        _folder.remove()
+        _folder = None

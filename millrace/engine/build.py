@@ -100,6 +100,7 @@ def build(
 
     leader = _leader(config, transport)
     loaded = load(config, note, leader.meet) if leader else load(config, note)
+    environment.leave()  # the group has been joined
     beside: LoadedModel | None = None
     if config.specprefill is not None:
         transport.send(Loading("loading the draft"))

@@ -8,8 +8,6 @@ import ctypes
 import itertools
 import logging
 import platform
-import shutil
-import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +21,7 @@ from millrace.models.encoders import Encoder, encoder_in
 from millrace.models.footprint import CACHE_SHARE, DRAFT_PART, footprint
 from millrace.models.vision.families import picture_room, sees
 from millrace.models.window import read_config, window_of
+from millrace.private_folder import PrivateFolder
 from millrace.protocol.prefixes import CacheChange
 from millrace.serving.adapters import AdapterLibrary, AdapterList
 from millrace.serving.admission import Admission
@@ -55,7 +54,7 @@ class Workplace:
     """A private folder for the sockets of this server's engines, removed at the end."""
 
     def __init__(self) -> None:
-        self._folder = _private_folder()
+        self._folder = PrivateFolder()
         self._numbers = itertools.count()
 
     def launcher(
@@ -71,17 +70,11 @@ class Workplace:
         return launch
 
     def _file(self) -> Path:
-        if not self._folder.is_dir():  # whatever tidies up temporary files took it away
-            self._folder = _private_folder()
         # A fresh socket for every engine: nothing of a dead one can be heard by the next.
-        return self._folder / f"engine-{next(self._numbers)}.sock"
+        return self._folder.path / f"engine-{next(self._numbers)}.sock"
 
     def remove(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _private_folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="millrace-"))
+        self._folder.remove()
 
 
 class Opening:

@@ -9,18 +9,16 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 
 import grpc
 import msgspec
 
 from millrace.config import EngineConfig
 from millrace.errors import EngineUnavailable
+from millrace.private_folder import PrivateFolder
 from millrace.rpc.localai.door import BackendDoor
 from millrace.rpc.localai.parent import interval_of, orphaned
 from millrace.rpc.localai.settings import Name, Settings
@@ -80,8 +78,8 @@ async def _inside(
     name: Name, base: EngineConfig, drain: float
 ) -> AsyncIterator[tuple[asyncio.subprocess.Process, grpc.aio.Channel]]:
     """The process that has the model, and the way to it."""
-    folder = Path(tempfile.mkdtemp(prefix="millrace-"))
-    address = f"unix:{folder / 'inside.sock'}"
+    folder = PrivateFolder()
+    address = f"unix:{folder.path / 'inside.sock'}"
     settings = Settings(address=address, name=name, engine=base, drain=drain)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "millrace.rpc.localai.inside"),
@@ -100,7 +98,7 @@ async def _inside(
         if process.returncode is None:
             process.kill()
             await process.wait()
-        shutil.rmtree(folder, ignore_errors=True)
+        folder.remove()
 
 
 def _warn(address: str, token: str) -> None:
