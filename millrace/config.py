@@ -224,6 +224,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds between SSE comment lines while nothing else is sent."""
     reader_timeout: float = 60.0
     """Seconds after which a client that takes nothing of its answer is let go."""
+    max_connections_per_address: int | None = None
+    """Connections that one client address may have; None takes half of the descriptors, 0 sets no limit."""
     max_queue: int = 256
     """Answers that may wait for a place in the batch; more are refused with a 429."""
     store: str | None = None
@@ -281,6 +283,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
         _positive("--reader-timeout", self.reader_timeout)
         if self.max_queue < 0:
             raise SetupError("--max-queue cannot be negative.")
+        if (self.max_connections_per_address or 0) < 0:
+            raise SetupError("--max-connections-per-address cannot be negative; 0 sets no limit.")
         _positive("--store-days", self.store_days)
         _positive("--max-waiting", self.max_waiting)
         _positive("--max-pictures", self.max_pictures)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -141,8 +141,14 @@ def ended(process: subprocess.Popen[Any], timeout: float) -> int:
 class Server:
     """A `millrace serve` process and how to reach it."""
 
-    def __init__(self, *args: str, env: dict[str, str] | None = None, only: bool = True) -> None:
-        """`only` keeps from it what models the machine has besides."""
+    def __init__(
+        self,
+        *args: str,
+        env: dict[str, str] | None = None,
+        only: bool = True,
+        within: Sequence[str] = (),
+    ) -> None:
+        """`only` keeps from it what models the machine has besides; `within` is a command that runs it."""
         if only and "--only" not in args:
             args = (*args, "--only")
         if "--cache-disk" not in args:
@@ -159,7 +165,7 @@ class Server:
         # A file, not a pipe: nobody reads along, and a full pipe would stop the server.
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
-            [PYTHON, "-m", "millrace", "serve", *args, "--port", str(self.port)],
+            [*within, PYTHON, "-m", "millrace", "serve", *args, "--port", str(self.port)],
             env=os.environ | (env or {}),
             stdout=subprocess.DEVNULL,
             stderr=self._log,

@@ -64,10 +64,6 @@ class WatchedProtocol(HttpProtocol):
         self.transport.abort()
 
 
-def watched_protocol(reader_timeout: float) -> type[WatchedProtocol]:
-    return type("WatchedProtocol", (WatchedProtocol,), {"reader_timeout": reader_timeout})
-
-
 def _untaken(transport: asyncio.Transport) -> int:
     """Bytes that were written and that the client's system has not taken."""
     waiting: int = transport.get_write_buffer_size()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import select
 import signal
@@ -15,14 +16,14 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import uvicorn
 
-from millrace import garbage
+from millrace import descriptors, garbage
 from millrace.api.app import create_app
+from millrace.api.connections import ConnectionCount, counted_protocol
 from millrace.api.context import Context
-from millrace.api.reader_watch import watched_protocol
 from millrace.api.warming import warm_up
 from millrace.errors import EngineUnavailable, MillraceError
 from millrace.fair_executor import FairExecutor
@@ -40,6 +41,9 @@ _ACCEPTED = 2
 """Connections that are taken in one round of the event loop: a token takes several to get to its client."""
 _BACKLOG = 2048
 """Connections that wait to be."""
+_NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_QUIET = 60.0
+"""Seconds between two lines of the log that say the same."""
 _LAST_COMERS = 3.0
 """Seconds for which those that wait are still taken when the server ends."""
 
@@ -67,6 +71,25 @@ class _Uvicorn(uvicorn.Server):
         yield  # ours are installed by `serve`
 
 
+class _Unhandled:
+    """What happens in the event loop and nobody handles.
+
+    Where there is no descriptor for a connection, asyncio tries again after a second, and says so each
+    time: one line a minute will do.
+    """
+
+    def __init__(self) -> None:
+        self._said = -_QUIET
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in _NO_RESOURCES:
+            loop.default_exception_handler(context)
+        elif (now := time.monotonic()) > self._said + _QUIET:
+            self._said = now
+            log.error("connections wait to be accepted: %s", descriptors.explain(error))
+
+
 class Beside(Protocol):
     """Another server in this process, which lives as long as the HTTP one."""
 
@@ -91,10 +114,11 @@ async def serve(
     """Serve until a signal, or until an engine fails to start for the first time."""
     config = context.config
     beside = (context.feed, context.log_lines, *beside)
+    count = ConnectionCount(descriptors.limit(), config.max_connections_per_address)
     server = _Uvicorn(
         uvicorn.Config(
             create_app(context),
-            http=watched_protocol(config.reader_timeout),
+            http=counted_protocol(config.reader_timeout, count),
             log_config=None,
             log_level="warning",
             access_log=False,
@@ -106,6 +130,7 @@ async def serve(
     )
     loop = asyncio.get_running_loop()
     loop.set_default_executor(FairExecutor(_THREADS, "millrace", per_caller=_THREADS_PER_CALLER))
+    loop.set_exception_handler(_Unhandled())
     sys.setswitchinterval(_TURN)
     drain = _Drain(server, context.registry, config.drain_timeout, beside)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -128,7 +153,7 @@ async def serve(
 
 async def _watch(context: Context, server: uvicorn.Server, on_ready: Callable[[], None]) -> None:
     try:
-        first = [i for i in context.registry.instances() if i.at_start]
+        first = context.registry.at_start
         for instance in first:
             await instance.settled.wait()
             if instance.failure is not None and len(first) == 1:

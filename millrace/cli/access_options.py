@@ -37,6 +37,13 @@ RateRequests = Annotated[
 RateTokens = Annotated[
     int | None, typer.Option(help="Tokens per minute, prompt and answer, in the same way.")
 ]
+AddressConnections = Annotated[
+    int | None,
+    typer.Option(
+        help="Connections that one client address may have open; more are refused with a 429. Half of "
+        "the limit of open files if not given, 0 for none: behind a proxy, all clients have its address."
+    ),
+]
 CorsOrigins = Annotated[
     list[str] | None,
     typer.Option(help="A web site whose pages may use this server, or *; may be repeated."),

@@ -65,7 +65,7 @@ def backend(
     import logging
     import os
 
-    from millrace import logs
+    from millrace import descriptors, logs
     from millrace.cli import rank_options
     from millrace.cli.values import one_of
     from millrace.cli.worker import wait
@@ -74,6 +74,8 @@ def backend(
     log_level = one_of("--log-level", log_level, ("debug", "info", "warning", "error"))
     form: LogFormat = one_of("--log-format", log_format, get_args(LogFormat))
     logs.setup(log_level, form)
+    descriptors.raise_limit()
+    descriptors.check("A backend")
     if worker:
         if hostfile is None or rank is None:
             raise SetupError("--worker needs --hostfile and --rank.")

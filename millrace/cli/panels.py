@@ -19,7 +19,8 @@ PANELS = {
     "trust_remote_code tool_format reasoning_format",
     "Where it listens": "host port max_body keep_alive reader_timeout drain_timeout cors_origin "
     "allowed_host",
-    "Who may ask, and how much": "api_key admin_key api_key_file rate_requests rate_tokens max_queue",
+    "Who may ask, and how much": "api_key admin_key api_key_file rate_requests rate_tokens max_queue "
+    "max_connections_per_address",
     "How it answers where a request says nothing": "temperature top_p top_k min_p repetition_penalty "
     "presence_penalty frequency_penalty max_tokens",
     "Batch and memory": "max_running kv_memory max_stall prefill_chunk speculate",

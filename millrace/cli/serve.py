@@ -107,6 +107,7 @@ def serve(
     api_key_file: access.ApiKeyFile = None,
     rate_requests: access.RateRequests = None,
     rate_tokens: access.RateTokens = None,
+    max_connections_per_address: access.AddressConnections = None,
     cors_origin: access.CorsOrigins = None,
     allowed_host: access.AllowedHosts = None,
     context: Annotated[
@@ -340,6 +341,7 @@ def serve(
         reader_timeout=reader_timeout,
         drain_timeout=drain_timeout,
         max_queue=max_queue,
+        max_connections_per_address=max_connections_per_address,
         store=store,
         store_days=store_days,
         max_waiting=max_waiting,

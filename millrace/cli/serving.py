@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from millrace import descriptors
 from millrace.errors import SetupError
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ async def run(config: ServeConfig, catalogue: Catalogue, first: list[ModelSpec])
     from millrace.text.volatile import Volatile
 
     # What is wrong with these is said before anything costly starts.
+    descriptors.raise_limit()
+    descriptors.check("A server")
     check_defaults(config.defaults)
     Volatile(config.engine.strip_volatile)
     lines = read_file(config.warm) if config.warm else []

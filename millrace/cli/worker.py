@@ -75,12 +75,14 @@ def wait(
     import os
     import signal
 
-    from millrace import logs
+    from millrace import descriptors, logs
     from millrace.distributed.hostfile import peers_of, read_hostfile
     from millrace.errors import SetupError
     from millrace.serving.ranks.worker import RankWorker
 
     logs.setup(log_level, "text")
+    descriptors.raise_limit()
+    descriptors.check("A worker")
     secret = os.environ.get("MILLRACE_RANKS_SECRET", "")
     group = read_hostfile(hostfile, backend=backend, secret=secret)
     if not 0 < rank < len(group.hosts):

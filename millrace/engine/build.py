@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from millrace import native
+from millrace import descriptors, native
 from millrace.config import EngineConfig, home
 from millrace.distributed import environment
 from millrace.engine.ranks.leader import Leader, smallest
@@ -18,6 +18,7 @@ from millrace.engine.transport import Transport
 from millrace.errors import ModelError
 from millrace.flight import FlightRecorder
 from millrace.models import blas, device
+from millrace.models.description import weight_files
 from millrace.models.encoders import encoder_in
 from millrace.models.footprint import CACHE_SHARE, DRAFT_PART
 from millrace.models.vision.families import picture_room
@@ -36,6 +37,8 @@ log = logging.getLogger("millrace.engine")
 
 _LEAST_KV_MEMORY = 256 << 20
 _LEAST_CACHE = 64 << 20
+_FEWEST_FILES = 64
+"""Descriptors that an engine needs beside its weights."""
 _NOTED = 0.05
 """The part of a model's layers after which its loading is told of again."""
 _LEAST_ADAPTERS = 64 << 20
@@ -60,6 +63,11 @@ def build(
     blas.prepare()
     occupy()
     transport.send(Loading(LOADING))
+    files = weight_files(Path(config.model))
+    # MLX opens all of them before it reads the first.
+    needed, what = len(files) + _FEWEST_FILES, f"A model in {len(files)} files of weights"
+    if (short := descriptors.shortage(needed, what)) is not None:
+        raise ModelError(short)
     facts = encoder_in(config)
     if facts is not None:
         if config.group is not None:

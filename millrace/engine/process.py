@@ -7,7 +7,7 @@ import signal
 
 import msgspec
 
-from millrace import logs
+from millrace import descriptors, logs
 from millrace.config import EngineConfig
 from millrace.flight import LOAD_PATIENCE, SharedRecorder
 from millrace.models.lean import defer_tokenizers
@@ -21,5 +21,6 @@ def begin(raw: str, file: str) -> tuple[EngineConfig, SharedRecorder]:
     config = msgspec.json.decode(raw, type=EngineConfig)
     logs.setup(config.log_level, config.log_format)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    descriptors.raise_limit()
     defer_tokenizers()
     return config, recorder

@@ -209,10 +209,14 @@ def _is_weights(name: str) -> bool:
 
 
 @reads_folder
+def weight_files(folder: Path) -> list[Path]:
+    return [folder / entry.name for entry in entries(folder) if _is_weights(entry.name)]
+
+
+@reads_folder
 def tensor_heads(folder: Path) -> list[TensorHead]:
     """Name, type and shape of every tensor, from the files' heads."""
-    names = [entry.name for entry in entries(folder) if _is_weights(entry.name)]
-    return [head for name in names for head in safetensors.heads(folder / name)]
+    return [head for file in weight_files(folder) for head in safetensors.heads(file)]
 
 
 def parameters(heads: list[TensorHead], config: dict[str, Any]) -> int:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from millrace import native
+from millrace import descriptors, native
 from millrace.models import blas
 from millrace.protocol import DeviceMemory
 
@@ -83,7 +83,11 @@ _CUDA_CACHES = {
 
 
 def before_import() -> None:
-    """What MLX reads from the environment when it is imported; what is set there already stays."""
+    """What MLX reads from the environment when it is imported; what is set there already stays.
+
+    And the limit of open files, which mlx-lm would set.
+    """
+    descriptors.hold()
     for name, value in _CUDA_CACHES.items():
         os.environ.setdefault(name, value)
 

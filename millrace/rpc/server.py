@@ -22,6 +22,8 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 0),
+    # A connection that never speaks HTTP/2 is cut.
+    ("grpc.server_handshake_timeout_ms", 30_000),
     # A second process on the port would get half of the calls.
     ("grpc.so_reuseport", 0),
 )

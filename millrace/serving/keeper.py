@@ -16,6 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
+from millrace import descriptors
 from millrace.errors import BrokenFiles, EngineUnavailable, MillraceError, ModelError, from_code
 from millrace.flight import FlightReading
 from millrace.protocol import Failed, FromEngine, Loading, Ready, ToEngine
@@ -178,7 +179,8 @@ class Keeper:
                 self._connection = await self._launch()
             except Exception as error:  # whatever is missing may be back at the next attempt
                 log.error("the engine cannot be started (%r), attempt %d", error, self._starts)
-                self._lost(f"The engine cannot be started: {error}; it is being tried again.")
+                why = descriptors.explain(error).removesuffix(".")
+                self._lost(f"The engine cannot be started: {why}; it is being tried again.")
                 return
         connection = self._connection
         watching = asyncio.create_task(self._watch(connection))

@@ -78,6 +78,8 @@ class Registry:
         self._pins: dict[str, bool] = {}
         self._kept_up: set[str] = set()
         """Names of models that were loaded at the start, and are loaded again if they are lost."""
+        self.at_start: list[Instance] = []
+        """The models that were loaded at the start, whatever has become of them."""
         self._recoveries: dict[str, asyncio.Task[None]] = {}
 
     def _enlist(self, catalogue: Catalogue, spec: ModelSpec) -> None:
@@ -168,6 +170,7 @@ class Registry:
                 continue
             instance = self._residents.begin(spec, pinned=self.pinned(spec))
             instance.at_start = True
+            self.at_start.append(instance)
             self._residents.want(instance, need, stamp(spec.folder))
 
     async def lease(

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
+from millrace import descriptors
 from millrace.config import EngineConfig
 from millrace.errors import EngineUnavailable, MillraceError, ModelError, OutOfMemory
 from millrace.models.description import FolderStamp
@@ -266,7 +267,8 @@ class Residents:
         except Exception as error:  # nobody else would hear of it, and all would wait for ever
             if not isinstance(error, OSError):
                 log.exception("the engine of %s cannot be started", instance.spec.name)
-            self._lost(instance, ModelError(f"The engine's process cannot be started: {error}."))
+            why = descriptors.explain(error).removesuffix(".")
+            self._lost(instance, ModelError(f"The engine's process cannot be started: {why}."))
             return
         ready = instance.client.ready
         if ready is not None and instance.phase == "loading":
