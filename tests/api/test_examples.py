@@ -23,6 +23,7 @@ UNKNOWN_ID = "{id}"
 ONLY_WHERE_THERE_IS_ONE = {
     "/abort_request": "a request under way",
     "/api/delete": "a model that may go",
+    "/api/pull": "a server that serves other models than the named ones",
     "/v1/load_lora_adapter": "an adapter",
     "/v1/unload_lora_adapter": "an adapter",
 }

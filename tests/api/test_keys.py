@@ -91,6 +91,11 @@ def test_either_header_will_do(guarded: Server, key: str) -> None:
         assert guarded.http.get("/v1/models", headers=headers).status_code == 200
 
 
+def test_a_server_without_an_admin_key_says_how_to_give_one(guarded: Server) -> None:
+    assert "no API key has the role admin" in guarded.log()
+    assert "--admin-key" in guarded.log() and "NAME[admin]:KEY" in guarded.log()
+
+
 def test_a_large_body_is_refused_as_well(guarded: Server) -> None:
     response = guarded.http.post("/v1/completions", content=b"x" * 4_000_000)
     assert response.status_code == 401

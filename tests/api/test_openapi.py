@@ -25,12 +25,12 @@ from hypothesis.errors import Unsatisfiable
 from models import encoder_folders
 
 from millrace.api.app import create_app
-from millrace.api.callers import OPEN_PATHS
 from millrace.api.context import Context
 from millrace.api.openapi.describe import description_of
 from millrace.api.openapi.document import build
 from millrace.api.openapi.routing import flat
 from millrace.config import EngineConfig, ServeConfig
+from millrace.serving.access import OPEN_PATHS
 from millrace.serving.catalogue import Catalogue
 from millrace.serving.metrics import Metrics
 from millrace.serving.opening import Opening, Workplace

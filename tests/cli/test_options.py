@@ -10,12 +10,13 @@ from typing import Any, get_type_hints
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from millrace.cli.app import app
 from millrace.cli.models_served import catalogue_of
 from millrace.cli.serve import serve
 from millrace.config import EngineConfig, ServeConfig
-from millrace.errors import MillraceError
+from millrace.errors import MillraceError, SetupError
 
 SERVE: Any = typer.main.get_command(app).commands["serve"]
 OPTIONS = [
@@ -112,3 +113,19 @@ def test_the_shell_completes_names_of_models(command: str, tmp_path: Path) -> No
         text=True,
     )
     assert done.stdout.split() == ["smollm2"], done
+
+
+def test_admin_keys_come_from_the_option_the_environment_and_the_file(tmp_path: Path) -> None:
+    """A key that cannot be sent is refused with the name of its option, before anything starts."""
+    file = tmp_path / "millrace.toml"
+    file.write_text('admin-key = ["sk-1", "kéy"]\n')
+    nothing = ["serve", "--config", os.devnull]
+    for args, env in (
+        ([*nothing, "--admin-key", "kéy"], {}),
+        (nothing, {"MILLRACE_ADMIN_KEY": "sk-1 kéy"}),
+        (["serve", "--config", str(file)], {}),
+    ):
+        error = CliRunner().invoke(app, args, env=env).exception
+        assert isinstance(error, SetupError) and error.message.startswith("--admin-key: a key"), (
+            error
+        )
