@@ -83,6 +83,11 @@ def test_the_stop_table(server: Server, tokenizer: Tokenizer) -> None:
         ({"stop": ["6\n7\n8", "6\n7", "7"]}, "6\n7\n8", "5\n"),
         ({"stop": ["6\n7"], "no_stop_trim": True}, "6\n7", "5\n6\n7"),
         ({"stop_token_ids": [six], "no_stop_trim": True}, six, "5\n6"),
+        (
+            {"stop_token_ids": [six], "no_stop_trim": True, "skip_special_tokens": False},
+            six,
+            "5\n6",
+        ),
     ]
 
     def check(case: tuple[dict[str, Any], Any, str]) -> None:
@@ -111,6 +116,12 @@ def test_the_ends(server: Server, tokenizer: Tokenizer) -> None:
     ended = _whole(server, {"text": text, "sampling_params": params})
     assert (ended["text"], ended["meta_info"]["matched_stop"]) == ("hi", None)
     assert ended["meta_info"]["finish_reason"] == {"type": "stop", "matched": None}
+    end = min(tokenizer.eos_ids)
+    shown = {"temperature": 0, "logit_bias": {str(end): 100}, "no_stop_trim": True}
+    for skip, seen in ((True, ""), (False, tokenizer.vocabulary.added[end])):
+        shown["skip_special_tokens"] = skip
+        ended = _whole(server, {"text": text, "sampling_params": shown})
+        assert (ended["text"], ended["output_ids"]) == (seen, [end])
     cut = _whole(server, {"text": text, "sampling_params": params | {"max_new_tokens": 1}})
     assert cut["meta_info"]["finish_reason"] in (
         {"type": "length", "length": 1},

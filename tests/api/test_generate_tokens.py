@@ -33,6 +33,24 @@ def test_there_and_back(server: Server, tokenizer: Tokenizer, prefix: str) -> No
     assert lists["text"] == ["a b", text]
 
 
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [("/tokenize", {}), ("/v1/tokenize", {}), ("/v1/chat/completions", {"max_tokens": 1})],
+)
+def test_an_answer_cannot_both_go_on_and_begin(
+    server: Server, path: str, more: dict[str, Any]
+) -> None:
+    messages = [{"role": "user", "content": "Count"}, {"role": "assistant", "content": "1, 2"}]
+    body = {"messages": messages, "continue_final_message": True, **more}
+    for said in ({}, {"add_generation_prompt": False}, {"add_generation_prompt": None}):
+        assert server.post(path, body | said).status_code == 200
+    refused = server.post(path, body | {"add_generation_prompt": True})
+    assert refused.status_code == 400
+    error = refused.json()["error"]
+    assert error["param"] == "continue_final_message"
+    assert "add_generation_prompt" in error["message"]
+
+
 def test_messages_are_rendered_as_chat_does(server: Server, tokenizer: Tokenizer) -> None:
     body: dict[str, Any] = {"messages": HELLO, "return_token_strs": True}
     answer = server.post("/tokenize", body).json()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from millrace.config import EngineConfig
 from millrace.errors import MillraceError
-from millrace.rpc.localai import wire
+from millrace.rpc.localai import model_options, wire
 from millrace.rpc.localai.asking import conversation_of
 from millrace.rpc.localai.loading import LoadingPlan, plan_of
 from millrace.rpc.localai.options import engine_args_of, options_of, read_options
@@ -157,6 +157,58 @@ def test_paths_without_an_adapter_all_get_one_answer(tiny: Path, tmp_path: Path)
     paths = [*map(str, tmp_path.iterdir()), "/etc", "/nowhere", "/root/.ssh", "~nobody/x", "a\0b"]
     answers = {_refused(tiny, LoraAdapter=path).replace(path, "PATH") for path in paths}
     assert answers == {"there is no adapter at PATH that can be read"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"VocabOnly": True}, "weights"),
+        ({"RMSNormEps": 1e-6}, "files"),
+        ({"NGQA": 8}, "files"),
+        ({"YarnExtFactor": 0.5}, "positions"),
+        ({"YarnBetaSlow": 1.0}, "positions"),
+        ({"GrammarTriggers": [{"word": "<tool>"}]}, "first token"),
+        ({"RopeScaling": "yarn"}, "positions"),
+        ({"CacheTypeKey": "q8_0"}, "not quantised"),
+        ({"LoadFormat": "npcache"}, "safetensors"),
+        ({"LoraBase": "b"}, "adapter"),
+        ({"Overrides": ["a=b"]}, "GGUF"),
+    ],
+    ids=str,
+)
+def test_what_would_change_answers_is_refused_by_name_with_a_reason(
+    tiny: Path, fields: dict[str, Any], reason: str
+) -> None:
+    (name,) = fields
+    told = _refused(tiny, **fields)
+    assert told.startswith(f"'{name}' (") and reason in told
+
+
+def test_what_only_advises_is_named_in_one_warning(
+    tiny: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = wire.ModelOptions(Model=str(tiny), ContextSize=64)
+    plan_of(plain, BASE)
+    assert caplog.records == []
+    asked = {"Threads": 4, "NBatch": 128, "MMap": True, "NGPULayers": 99, "FlashAttention": "auto"}
+    newer = wire.ModelOptions(Model=str(tiny), LimitImagePerPrompt=3, **asked)
+    newer.MergeFromString(b"\xc0\x3e\x01")  # field 1000 of a later LocalAI
+    plan_of(newer, BASE)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    told = record.getMessage().partition(": ")[2].partition(": ")[2].split(", ")
+    assert sorted(told) == sorted([*asked, "field 1000"])
+
+
+def test_every_field_is_honoured_refused_or_advice() -> None:
+    honoured = {
+        "Model", "ModelFile", "ModelPath", "ContextSize", "MaxModelLen", "Embeddings", "Reranking",
+        "GPUMemoryUtilization", "TrustRemoteCode", "TensorParallelSize", "DType", "Options", "EngineArgs",
+        "LoraAdapter", "LoraAdapters", "LoraScale", "LoraScales", "EnableScore",
+        "LimitImagePerPrompt", "LimitVideoPerPrompt", "LimitAudioPerPrompt",
+    }  # fmt: skip
+    known = [*honoured, *model_options.REFUSED, *model_options.ADVICE]
+    assert sorted(known) == sorted(wire.ModelOptions.DESCRIPTOR.fields_by_name)
 
 
 CALL = json.dumps([{"id": "c1", "function": {"name": "f", "arguments": '{"a": 1}'}}])

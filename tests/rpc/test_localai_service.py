@@ -299,7 +299,10 @@ def test_bytes_that_are_no_message_are_refused(client: Client) -> None:
     for media in ("Videos", "Audios", "Images"):
         assert refused(client.Embedding, Embeddings="x", **{media: ["AAAA"]})[0] is WRONG
         assert refused(client.TokenizeString, **_chat("x", **{media: ["AAAA"]}))[0] is WRONG
-    assert refused(client.Embedding, Embeddings="x")[0] is WRONG
+    code, text = refused(client.Embedding, Embeddings="x")
+    assert code is WRONG and "embeddings: true" in text
+    code, text = refused(client.Rerank, query="x", documents=["y"])
+    assert code is WRONG and "reranking: true" in text
     assert refused(client.Rerank, query="x", documents=["y"])[0] is WRONG
 
 

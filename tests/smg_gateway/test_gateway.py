@@ -145,6 +145,25 @@ def test_a_stop_token_is_told_as_the_matched_stop(front: Front, stream: bool) ->
     assert choice["matched_stop"] == six
 
 
+@pytest.mark.parametrize("trim", [True, False])
+@pytest.mark.parametrize("skip", [True, False])
+@pytest.mark.parametrize("word", ["6", None])
+def test_a_stop_that_is_left_in_is_seen_where_special_tokens_are(
+    vllm: Front, word: str | None, skip: bool, trim: bool
+) -> None:
+    asked = {"prompt": word or "", "add_special_tokens": False}
+    ids = vllm.worker.http.post("/tokenize", json=asked).json()["tokens"]
+    sampling = {"temperature": 0, "max_new_tokens": 50, "stop_token_ids": ids}
+    sampling |= {"no_stop_trim": not trim, "skip_special_tokens": skip}
+    body = {"model": "script", "text": RAW, "sampling_params": sampling}
+    ours = _whole("/generate", vllm.worker.http.post("/generate", json=body).json())
+    told = _whole("/generate", vllm.gateway.post("/generate", json=body).json())
+    if not trim and skip and word:
+        assert (ours, told) == ("5\n6", "5\n")  # the gateway does not pass it on
+    else:
+        assert told == ours
+
+
 def test_the_end_of_an_answer_is_no_matched_stop(front: Front) -> None:
     assert _choice(front, _chat("Count 1-10"), False).get("matched_stop") is None
 

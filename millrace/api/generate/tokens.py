@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from millrace.api.answer import as_json
 from millrace.api.body import convert
-from millrace.api.openai.schema import OpenAIMessage
+from millrace.api.openai.schema import OpenAIMessage, check_end
 from millrace.api.openapi.describe import READS, describe
 from millrace.api.prelude import Border, ignored_header
 from millrace.errors import BadRequest
@@ -32,8 +32,9 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     messages: list[dict[str, Any]] | None = None
     """Rendered by the model's chat template."""
     tools: list[dict[str, Any]] | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
+    add_generation_prompt: bool | None = None
+    """True if left out, unless the last message is continued."""
+    continue_final_message: bool | None = None
     chat_template_kwargs: Labels | None = None
     add_special_tokens: bool | None = None
     """For a prompt the default is true; a chat template brings its own, so for messages false."""
@@ -112,13 +113,14 @@ def _tokens(wire: TokenizeRequest, model: ServedModel) -> list[list[int]]:
 def _conversation(wire: TokenizeRequest) -> Conversation:
     if not wire.messages:
         raise BadRequest("'messages' is an empty list.", param="messages")
+    check_end(wire.add_generation_prompt, wire.continue_final_message)
     convert({"messages": wire.messages}, _Messages)
     return Conversation(
         messages=[turn_of(m, f"messages[{at}]") for at, m in enumerate(wire.messages)],
         tools=wire.tools or [],
         template_arguments=wire.chat_template_kwargs or {},
-        add_generation_prompt=wire.add_generation_prompt,
-        continue_final=wire.continue_final_message,
+        add_generation_prompt=wire.add_generation_prompt is not False,
+        continue_final=bool(wire.continue_final_message),
     )
 
 

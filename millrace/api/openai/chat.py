@@ -19,6 +19,7 @@ from millrace.api.openai.schema import (
     REFUSED_BY_CHAT,
     ChatRequest,
     OpenAIMessage,
+    check_end,
     token_limit,
 )
 from millrace.api.openai.tools import Offer, offer_of, spoken
@@ -91,6 +92,7 @@ def _request(
 def conversation_of(
     raw: dict[str, Any], wire: ChatRequest, offer: Offer, dialect: Dialect
 ) -> Conversation:
+    check_end(wire.add_generation_prompt, wire.continue_final_message)
     for message in wire.messages:
         _check(message)
     thinking = thinking_of(wire)

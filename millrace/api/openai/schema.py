@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from millrace.api.sampling import AnswerFields
+from millrace.errors import BadRequest
 from millrace.serving.ranges import Choices, Count, Labels, Positive, StopText, Temperature, Top
 from millrace.serving.thinking import ThinkingWish
 
@@ -123,6 +124,7 @@ class ChatRequest(TalkFields, kw_only=True):
     web_search_options: dict[str, Any] | None = None
     """A hosted tool: left out, and named in `x-millrace-ignored`."""
     add_generation_prompt: bool | None = None
+    """True if left out, unless the last message is continued."""
     continue_final_message: bool | None = None
 
 
@@ -160,3 +162,14 @@ def token_limit(wire: OpenAICommon) -> int | None:
     """`max_completion_tokens` is the newer name of `max_tokens`."""
     limit = wire.max_completion_tokens
     return wire.max_tokens if limit is None else limit
+
+
+def check_end(begins: bool | None, continues: bool | None) -> None:
+    """Raise that an answer is asked both to begin (`add_generation_prompt`) and to go on with the last
+    message (`continue_final_message`)."""
+    if begins and continues:
+        raise BadRequest(
+            "'continue_final_message' and 'add_generation_prompt' cannot both be true: the answer either "
+            "goes on with the last message or begins after it.",
+            param="continue_final_message",
+        )

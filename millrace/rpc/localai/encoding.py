@@ -22,6 +22,7 @@ async def embed(message: Any, model: ServedModel, origin: Origin) -> Any:
     refuse_media(message)
     if message.Images:
         raise Unsupported("'Images': pictures have no embeddings here.", param="Images")
+    _check_task(model, "embeddings", "make embeddings")
     encodings = model.encodings
     encodings.need_vectors()
 
@@ -44,7 +45,18 @@ async def embed(message: Any, model: ServedModel, origin: Origin) -> Any:
     )
 
 
+def _check_task(model: ServedModel, setting: str, task: str) -> None:
+    """Raise that a model which makes text was not loaded for something else, in LocalAI's own words."""
+    if not model.is_encoder:
+        raise BadRequest(
+            f"The model '{model.name}' was loaded to make text. Set '{setting}: true' in its "
+            f"configuration to load it to {task}.",
+            param="model",
+        )
+
+
 async def rerank(message: Any, model: ServedModel, origin: Origin) -> Any:
+    _check_task(model, "reranking", "judge relevance")
     encodings = model.encodings
     encodings.need_scores()
     documents = list(message.documents)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from millrace.models.encoders import encoder_in
 from millrace.models.footprint import device_budget
 from millrace.models.resolve import resolve
 from millrace.models.window import read_config, window_of
+from millrace.rpc.localai import model_options
 from millrace.rpc.localai.options import BackendOptions, EngineArgs, engine_args_of, options_of
 from millrace.serving.catalogue import ModelSpec
 from millrace.serving.drafts import specprefill_of, with_draft
@@ -42,26 +43,6 @@ _DTYPES: dict[str, Weights] = {
     "float": "f32",
     "fp32": "f32",
     "f32": "f32",
-}
-_PLAIN: Mapping[str, tuple[Any, ...]] = {
-    "Tokenizer": ("",),
-    "LoraBase": ("",),
-    "DraftModel": ("",),
-    "Quantization": ("", "none"),
-    "MMProj": ("",),
-    "LoadFormat": ("", "auto", "safetensors", "gguf"),
-    "RopeFreqBase": (0.0,),
-    "RopeFreqScale": (0.0, 1.0),
-    "RopeScaling": ("", "none"),
-    "CacheTypeKey": ("", "auto", "f16", "bf16", "f32"),
-    "CacheTypeValue": ("", "auto", "f16", "bf16", "f32"),
-}
-"""Fields that this server cannot honour, with the values that ask for nothing."""
-_REMEDIES = {
-    "Tokenizer": "the model's own tokenizer is used",
-    "DraftModel": "answers are guessed ahead from their own text instead",
-    "Quantization": "choose a model whose weights are quantised",
-    "MMProj": "a model's folder holds all that it needs",
 }
 
 
@@ -87,7 +68,7 @@ def plan_of(wire: Any, base: EngineConfig) -> LoadingPlan:
     """The plan for a ModelOptions message, or what is wrong with it."""
     options = options_of(wire.Options)
     given = engine_args_of(wire.EngineArgs)
-    _refuse(wire)
+    model_options.check(wire)
     group = _group(wire, options, base)
     identity = wire.Model or wire.ModelFile
     folder = _folder(wire)
@@ -116,19 +97,6 @@ def plan_of(wire: Any, base: EngineConfig) -> LoadingPlan:
         end_ids=_ends(options, folder),
         most_pictures=wire.LimitImagePerPrompt,
     )
-
-
-def _refuse(wire: Any) -> None:
-    for name, plain in _PLAIN.items():
-        value = getattr(wire, name)
-        if value not in plain:
-            remedy = f": {_REMEDIES[name]}" if name in _REMEDIES else ""
-            raise BadRequest(f"'{name}' ({str(value)[:100]}) is not supported{remedy}")
-    for name in ("LimitImagePerPrompt", "LimitVideoPerPrompt", "LimitAudioPerPrompt"):
-        if getattr(wire, name) < 0:
-            raise BadRequest(f"'{name}' is negative")
-    if wire.Overrides:
-        raise BadRequest("'Overrides' are not supported: they change a GGUF file's own facts")
 
 
 def _group(wire: Any, options: BackendOptions, base: EngineConfig) -> GroupConfig | None:

@@ -1,7 +1,9 @@
 """From one request's events to an engine's messages: chunks as tokens come, a last word per choice.
 
 What ended an answer by a token of its own is counted and not sent: the gateway would take it for text,
-and not tell its client what matched. A stop string is sent with the tokens that hold it, since the
+and not tell its client what matched. It is sent where the request wants stops left in. The gateway does not
+pass that wish on for /generate, but reads the whole answer's last token by it when special tokens are to be
+shown: then the token is sent, too. A stop string is sent with the tokens that hold it, since the
 gateway cuts the text itself, within a token too.
 """
 
@@ -88,7 +90,7 @@ class Answers:
         choice.count += len(tokens)
         finish = delta.piece if isinstance(delta.piece, TextFinish) else None
         if finish is not None and finish.token is not None:
-            if finish.token in self._endings.shown or self._request.include_stop:
+            if self._shows(finish.token):
                 scores += [finish.score] if finish.score is not None else []
             else:
                 tokens.pop()
@@ -99,6 +101,12 @@ class Answers:
             choice.scores += scores
         if finish is not None:
             yield self._complete(delta.choice, finish.reason, self._endings.matched(finish))
+
+    def _shows(self, ending: int) -> bool:
+        """Whether the gateway is sent the token that ended an answer."""
+        request = self._request
+        read_by_gateway = not (self._streamed or request.skip_special_tokens)
+        return ending in self._endings.shown or request.include_stop or read_by_gateway
 
     def _chunk(self, index: int, tokens: list[int], scores: list[TokenLogprob]) -> Any:
         choice = self._choices[index]

@@ -73,6 +73,23 @@ def test_a_stop_token_is_told_and_not_sent(worker: Worker, engine: Engine, strea
     assert answer.complete.completion_tokens == len(answer.tokens) + 1
 
 
+def test_a_stop_token_is_sent_where_stops_and_special_tokens_are_to_be_seen(worker: Worker) -> None:
+    """A gateway is asked for no_stop_trim, and passes on that special tokens are to be shown."""
+    (six,), (end,) = worker.ids("6"), worker.ids("<|im_end|>")
+    for ids, last in (([six], six), ([], end)):
+        asked = {"stop_token_ids": ids, "skip_special_tokens": False}
+        answer = worker.vllm.one(worker.tokens("Count 1-10"), **asked)
+        assert answer.tokens[-1] == last
+        assert answer.complete.completion_tokens == len(answer.tokens)
+        assert _matched(answer.complete) == (six if ids else None)
+        # In a stream the gateway writes out whatever it is sent: only where the request says so.
+        streamed = worker.vllm.one(worker.tokens("Count 1-10"), stream=True, **asked)
+        assert streamed.tokens == answer.tokens[:-1]
+        asked["include_stop_str_in_output"] = True
+        streamed = worker.vllm.one(worker.tokens("Count 1-10"), stream=True, **asked)
+        assert streamed.tokens == answer.tokens
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("stop", ["hello world", "llo wor", "6"])
 def test_a_stop_string_of_several_tokens_is_told_and_sent_whole(

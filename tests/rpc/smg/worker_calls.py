@@ -42,6 +42,8 @@ class Engine:
         self, prompt: Sequence[int] | str, *, id: str = "", stream: bool = False, **params: Any
     ) -> Any:
         params.setdefault("temperature", 0.0)
+        if "skip_special_tokens" in self.pb.SamplingParams.DESCRIPTOR.fields_by_name:
+            params.setdefault("skip_special_tokens", True)  # as the gateway always sends it
         wire = self.pb.GenerateRequest(request_id=id, stream=stream)
         if isinstance(prompt, str):
             wire.text = prompt
