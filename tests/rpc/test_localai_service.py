@@ -293,7 +293,7 @@ def test_bytes_that_are_no_message_are_refused(client: Client) -> None:
     assert refused(client.raw, "TTS", b"")[0] is grpc.StatusCode.UNIMPLEMENTED
     assert refused(client.Detokenize, tokens=[-1])[0] is WRONG
     assert refused(client.Detokenize, tokens=[2**31 - 1])[0] is WRONG
-    for fields in ({"candidates": []}, {"candidates": [""]}, {"candidates": ["x"] * 200},
+    for fields in ({"candidates": []}, {"candidates": [""]}, {"candidates": ["x"] * 2049},
                    {"candidates": ["x"], "stable_prefix_len": -1}):  # fmt: skip
         assert refused(client.Score, prompt="a", **fields)[0] is WRONG
     for media in ("Videos", "Audios", "Images"):
