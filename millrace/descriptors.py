@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import errno
 import logging
-import resource
 import sys
 
 from millrace.errors import SetupError
+
+try:
+    import resource
+except ImportError:  # not every Python has it; then there is no limit that could be known
+    resource = None  # type: ignore[assignment]
 
 log = logging.getLogger("millrace")
 
@@ -29,6 +33,8 @@ _REMEDY = (
 
 def raise_limit() -> int:
     """Raise the soft limit as far as is of use; returns what it is then."""
+    if resource is None:
+        return limit()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for wanted in _WANTED:
         target = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
@@ -49,6 +55,8 @@ def hold() -> None:
     That lowers a higher one for good, and where the hard limit is below 4096 it is an error for all but
     root, so that no engine could start.
     """
+    if resource is None:
+        return
     original = resource.setrlimit
     if getattr(original, "__name__", "") == "_held":
         return
@@ -65,6 +73,8 @@ def hold() -> None:
 
 def limit() -> int:
     """How many descriptors this process may have."""
+    if resource is None:
+        return _WANTED[0]
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _WANTED[0] if soft == resource.RLIM_INFINITY else soft
 
@@ -92,6 +102,8 @@ def explain(error: BaseException) -> str:
 
 
 def _limit() -> str:
+    if resource is None:
+        return "the limit of open files is unknown"
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = "none" if hard == resource.RLIM_INFINITY else str(hard)
     return f"the limit of open files (RLIMIT_NOFILE) is {soft}, its hard limit {most}"
