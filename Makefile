@@ -18,7 +18,7 @@ CLIENTS ?= .venv-clients
 GATEWAY ?= .venv-gateway
 PAGE    ?= .venv-page
 
-.PHONY: help setup serve test lint unit test-heavy test-agents test-clients test-gateway demo-gateway test-page test-package test-ranks test-fuzz test-minilm bench-core clean
+.PHONY: help setup serve test lint unit test-heavy test-agents test-clients test-gateway demo-gateway test-page test-package test-ranks test-fuzz test-minilm bench-core hashes base-image image clean
 
 help:  ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -105,6 +105,15 @@ test-minilm: setup  ## The real MiniLM against plain numpy; MILLRACE_MINILM=FOLD
 
 bench-core: setup  ## Our server against raw mlx-lm and mlx_lm.server, one table
 	@$(BIN)/python benchmarks/core.py $(ARGS)
+
+hashes: setup  ## Write packaging/hashes, what releases are installed from, after constraints.txt has changed
+	@$(BIN)/python packaging/hashes.py
+
+base-image:  ## Record which image the Dockerfile's base tag is now; needs Docker
+	@$(PYTHON) packaging/image.py resolve
+
+image:  ## Build the release image from the recorded base; BACKEND=cuda13 and ARGS pass through
+	@$(PYTHON) packaging/image.py build $(if $(filter metal,$(BACKEND)),cpu,$(BACKEND)) $(ARGS)
 
 clean:  ## Remove what make made
 	rm -rf $(VENV) $(CLIENTS) $(GATEWAY) $(PAGE) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -13,7 +13,7 @@ import threading
 import time
 
 from millrace.distributed import handshake
-from millrace.distributed.greetings import Greetings, PendingHandshake
+from millrace.distributed.greetings import Greetings, UnprovenCaller
 from millrace.distributed.handshake import (
     LENGTH,
     MOST_BYTES,
@@ -153,7 +153,7 @@ class Door:
                 pending = self._greetings.enter(address[0], functools.partial(_shut, end))
                 threading.Thread(target=self._greet, args=(end, pending), daemon=True).start()
 
-    def _greet(self, end: socket.socket, pending: PendingHandshake) -> None:
+    def _greet(self, end: socket.socket, pending: UnprovenCaller) -> None:
         try:
             proved = _proved(end, self._secret, pending)
             self._greetings.leave(pending)  # from here on, no other may close it
@@ -174,7 +174,7 @@ def _shut(end: socket.socket) -> None:
         end.shutdown(socket.SHUT_RDWR)
 
 
-def _proved(end: socket.socket, secret: str, pending: PendingHandshake) -> tuple[Hello, Channel]:
+def _proved(end: socket.socket, secret: str, pending: UnprovenCaller) -> tuple[Hello, Channel]:
     channel = Channel(end)
     channel.within(GREETING_SECONDS)
     said, mine = handshake.challenge(_heard(channel))

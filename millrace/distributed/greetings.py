@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 
 @dataclass(eq=False)
-class PendingHandshake:
+class UnprovenCaller:
     """A connection that waits for its caller's proof."""
 
     peer: str
@@ -27,12 +27,12 @@ class Greetings:
     def __init__(self, most: int) -> None:
         self._most = most
         self._lock = threading.Lock()
-        self._pending: list[PendingHandshake] = []
+        self._pending: list[UnprovenCaller] = []
         """In the order in which they came."""
 
-    def enter(self, peer: str, close: Callable[[], None]) -> PendingHandshake:
+    def enter(self, peer: str, close: Callable[[], None]) -> UnprovenCaller:
         """Count a new connection; where there are too many, one of the others is closed."""
-        mine = PendingHandshake(peer, close)
+        mine = UnprovenCaller(peer, close)
         with self._lock:
             dropped = self._victim() if len(self._pending) >= self._most else None
             if dropped is not None:
@@ -42,12 +42,12 @@ class Greetings:
             dropped.close()
         return mine
 
-    def leave(self, pending: PendingHandshake) -> None:
+    def leave(self, pending: UnprovenCaller) -> None:
         with self._lock:
             if pending in self._pending:
                 self._pending.remove(pending)
 
-    def _victim(self) -> PendingHandshake:
+    def _victim(self) -> UnprovenCaller:
         """Of the address with the most connections the oldest that has sent nothing, else the oldest."""
         counts = Counter(p.peer for p in self._pending)
         return min(self._pending, key=lambda p: (-counts[p.peer], p.spoke))

@@ -31,6 +31,7 @@ from installations import (
     by_pipx,
     by_uv,
     checkout,
+    environment,
     run,
     uv,
 )
@@ -214,3 +215,58 @@ def test_the_files_of_other_machines_are_all_there(
     else:
         assert head[:4] == b"\x7fELF" and int.from_bytes(head[18:20], "little") == _ELF_AARCH64
         assert (target / "scipy_openblas32").is_dir() and (target / "llvmlite").is_dir()
+
+
+HASHES = ROOT / "packaging" / "hashes"
+
+
+@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
+@pytest.mark.parametrize("platform", ["x86_64-manylinux_2_35", *ELSEWHERE])
+def test_the_files_that_the_hashes_are_of_are_there(
+    platform: str, python: str, tmp_path: Path
+) -> None:
+    target = tmp_path / "target"
+    run(
+        *(uv(tmp_path), "pip", "install", "--require-hashes", "--only-binary", ":all:"),
+        *("--python-platform", platform, "--python-version", python),
+        *("--target", target, "-r", HASHES / "serve.txt"),
+        MACOSX_DEPLOYMENT_TARGET="15.0",
+    )
+    assert (target / "mlx_lm").is_dir() and list((target / "mlx" / "lib").glob("libmlx.*"))
+    shutil.rmtree(target)
+
+
+def test_pip_installs_from_the_hashes_and_the_wheel_needs_nothing_more(
+    wheel: Path, tmp_path: Path
+) -> None:
+    python = environment(tmp_path / "e", "--require-hashes", "-r", str(HASHES / "serve.txt"))
+    pip = (python / "python", "-m", "pip", "install", "-q", "--no-deps")
+    run(*pip, "--require-hashes", "-r", HASHES / "vlm.txt")
+    run(*pip, "--no-index", wheel)
+    assert run(python / "millrace", "--version").startswith("millrace ")
+    missing = subprocess.run(
+        [str(python / "python"), "-m", "pip", "check"], capture_output=True, text=True
+    ).stdout
+    assert [line for line in missing.splitlines() if not line.startswith("mlx-vlm ")] == []
+
+
+def test_a_file_of_another_hash_is_refused(tmp_path: Path) -> None:
+    false = tmp_path / "false.txt"
+    false.write_text(f"h11==0.16.0 --hash=sha256:{'0' * 64}\n")
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--no-deps",
+            "--require-hashes",
+            "-r",
+            str(false),
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode != 0 and "DO NOT MATCH THE HASHES" in done.stderr

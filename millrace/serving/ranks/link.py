@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from millrace.distributed import handshake
 from millrace.distributed.channel import GREETING_SECONDS
-from millrace.distributed.greetings import PendingHandshake
+from millrace.distributed.greetings import UnprovenCaller
 from millrace.distributed.handshake import (
     LENGTH,
     MOST_BYTES,
@@ -70,7 +70,7 @@ async def connect(address: tuple[str, int], secret: str, role: str, rank: int) -
 async def accept(
     link: Link,
     secret: str,
-    pending: PendingHandshake,
+    pending: UnprovenCaller,
     problem_of: Callable[[Hello], Awaitable[str | None]],
 ) -> Hello:
     """Refused unless the caller has the secret, and `problem_of` finds nothing against it."""
