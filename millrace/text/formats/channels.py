@@ -103,9 +103,15 @@ class Router:
         state.committed, state.soft = False, True
         written: Write = discard
         try:
-            yield from state.check_arguments()
+            yield from state.blanks()
+            empty = yield from reader.sees_any(self._markers)
+            if not empty:
+                yield from state.check_arguments()
             state.begin(name)
-            yield from state.arguments(name)
+            if empty:
+                state.write("{}")
+            else:
+                yield from state.arguments(name)
             state.end()
         except Malformed:
             if state.committed:

@@ -56,6 +56,7 @@ class Decoding:
 
     def begin(self, name: str, given_id: str | None = None) -> None:
         """The call is certain. Without real markup around it, only an offered tool is a call."""
+        name = plain_name(name, self.sink.tools)
         if name not in self.sink.tools and (self.soft or not _TOOL_NAME.match(name)):
             raise Malformed(name)
         self.committed = True
@@ -146,6 +147,10 @@ class Decoding:
         if not ends:
             self.undo(here)
 
+    def settle(self) -> None:
+        """A call was certain: what follows it in its list is a call too, of whatever tool."""
+        self.soft = False
+
     def empty_list(self) -> Steps[bool]:
         """Skips the end of a list with nothing in it: between a family's marks, no call at all."""
         return not self.soft and (yield from self.reader.skip("]"))
@@ -166,7 +171,7 @@ class Decoding:
         return True
 
     def schema(self, name: str) -> Mapping[str, Any]:
-        tool = self.sink.tools.get(name)
+        tool = self.sink.tools.get(plain_name(name, self.sink.tools))
         return tool.parameters if tool is not None else {}
 
     def blanks(self) -> Steps[None]:
@@ -201,7 +206,9 @@ class Decoding:
         """Refuses what cannot be arguments, before the call is begun."""
         yield from self.blanks()
         char = yield from self.reader.peek()
-        if char in ("{", "n", "N", *QUOTES):
+        if char in ("{", *QUOTES):
+            return
+        if char in ("n", "N") and (yield from self.reader.peek(4)) in ("null", "None"):
             return
         if self.soft or not (char in ("[", "-") or char.isdigit() or char in set("tfTF")):
             raise Malformed(char)
@@ -269,12 +276,12 @@ class Decoding:
 
 
 def plain_name(name: str, known: Collection[str]) -> str:
-    """The offered tool that a name means: `get_weather.get_weather` is `get_weather`.
+    """The offered tool that a name means: `functions.ping` and `ping.ping` are `ping`.
 
     Families that group tools write a tool of no group as a group of its own name.
     """
-    first, dot, second = name.partition(".")
-    return first if dot and first == second and name not in known and first in known else name
+    group, _, own = name.partition(".")
+    return own if name not in known and own in known and group in ("functions", own) else name
 
 
 def spelling(reader: Reader) -> Steps[ValueDialect]:

@@ -29,7 +29,7 @@ PLAIN = OutputFormat(
         JsonCalls(soft=("<tool_call>",), soft_inside=False, fence="</tool_call>"),
         NAMED_FUNCTION,
         TAGGED_FUNCTION,
-        replace(MINIMAX_CALLS, opens=(), soft=('<invoke name="',)),
+        replace(MINIMAX_CALLS, opens=(), soft=("<invoke name=",)),
         JsonCalls(soft=("<function_call>",), soft_inside=False, fence="</function_call>"),
         TOOLS_TAG,
         JsonCalls(soft=("<tool_calls>",), soft_inside=False, fence="</tool_calls>"),

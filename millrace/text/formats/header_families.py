@@ -36,7 +36,8 @@ _DEEPSEEK_V31 = HeaderCalls(
     section=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
     template="<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{arguments}<｜tool▁call▁end｜>",
 )
-_CALL_COLON = re.compile(r"\s*(?:call:)?(?P<name>[^\s{}]+)\s*\Z")
+_CALL_COLON = re.compile(r"\s*(?:<call>)?:?(?:call:)?(?P<name>[^\s{}:]+)\s*\Z")
+_BARE_CALL = ("call:", "<call>")
 
 HEADER: tuple[FormatFamily, ...] = (
     FormatFamily(
@@ -50,6 +51,7 @@ HEADER: tuple[FormatFamily, ...] = (
                     closes=("<tool_call|>",),
                     name_pattern=_CALL_COLON,
                     dialect=ValueDialect(delimiter='<|"|>'),
+                    bare=_BARE_CALL,
                     template="<|tool_call>call:{name}{arguments}<tool_call|>",
                 ),
             ),
@@ -78,6 +80,7 @@ HEADER: tuple[FormatFamily, ...] = (
                     closes=("<end_function_call>",),
                     name_pattern=_CALL_COLON,
                     dialect=ValueDialect(delimiter="<escape>"),
+                    bare=_BARE_CALL,
                     template="<start_function_call>call:{name}{arguments}<end_function_call>",
                 ),
             ),
@@ -103,9 +106,13 @@ HEADER: tuple[FormatFamily, ...] = (
                 ),
             ),
             thoughts.THINK,
+            # The section's marks are sometimes written in the singular.
             drops=frozenset(
-                {"<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|im_end|>"}
-            ),
+                f"<|tool_call{plural}_section_{side}|>"
+                for plural in ("s", "")
+                for side in ("begin", "end")
+            )
+            | {"<|im_end|>"},
         ),
         (("<|tool_call_begin|>",),),
         ("<|tool_call_argument_begin|>",),

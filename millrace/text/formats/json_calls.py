@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 
-from millrace.text.formats.coerce import as_object
-from millrace.text.formats.decoding import PARAGRAPH, QUOTES, Decoding, spelling
+from millrace.text.formats.coerce import as_object, properties
+from millrace.text.formats.decoding import PARAGRAPH, QUOTES, Decoding, plain_name, spelling
 from millrace.text.formats.reader import Malformed, Steps, discard
 from millrace.text.formats.syntax import Field, HeaderCalls, JsonCalls
-from millrace.text.formats.values import copy_value
+from millrace.text.formats.values import JSON, copy_value
 from millrace.text.stops import Patterns
 
 _SEPARATOR = re.compile(r"[\s,;]+")
@@ -19,6 +20,7 @@ def decode_json(state: Decoding, syntax: JsonCalls) -> Steps[None]:
     """Objects one after another, in a list or not, as far as they go."""
     reader = state.reader
     yield from state.blanks()
+    wrapped = yield from _skip_wrapper(state)
     listed = yield from reader.skip("[")
     yield from state.blanks()
     if listed and (yield from state.empty_list()):
@@ -34,11 +36,31 @@ def decode_json(state: Decoding, syntax: JsonCalls) -> Steps[None]:
             if not closed:
                 state.undo(here)
             break
+        if listed:
+            state.settle()
         if not (yield from state.another(_recoverable(state, syntax), here)):
             return
+    if wrapped:
+        yield from state.closing("}")
     yield from state.surplus(syntax.fence, listed and not closed)
     if syntax.fence:
         yield from state.closing(syntax.fence)
+
+
+def _skip_wrapper(state: Decoding) -> Steps[bool]:
+    """Skips the beginning of an object that holds nothing but a list of calls."""
+    reader = state.reader
+    here = reader.hold()
+    found = True
+    for text in ("{", '"tool_calls"', ":", "["):
+        yield from state.blanks()
+        found = found and (yield from reader.skip(text))
+    reader.release(here)
+    if found:
+        reader.unread("[")
+    else:
+        reader.back(here)
+    return found
 
 
 def _recoverable(state: Decoding, syntax: JsonCalls) -> Steps[None]:
@@ -159,6 +181,10 @@ def decode_header(state: Decoding, syntax: HeaderCalls) -> Steps[None]:
         values[field] = text.strip()
         if values.get("name") == syntax.content_name is not None:
             return
+        offered = plain_name(text.strip(), state.sink.tools) in state.sink.tools
+        if marker is None and field == "name" and offered and not reader.truncated:
+            # A name and nothing else is a call without arguments.
+            break
         if marker is None or "\n" in values[field]:
             raise Malformed("cut off")
         if marker not in syntax.fields:
@@ -171,8 +197,12 @@ def decode_header(state: Decoding, syntax: HeaderCalls) -> Steps[None]:
     name = match.group("name")
     given = values.get("name") if syntax.id_is_header else values.get("id")
     yield from state.blanks()
-    yield from reader.skip("```json")
-    if (yield from reader.sees_any(Patterns(syntax.closes))):
+    if (yield from reader.skip("```json")):
+        yield from state.blanks()
+    if syntax.id_is_header and name.isdigit() and name not in state.sink.tools:
+        name = yield from _name_by_arguments(state, name)
+    empty = yield from reader.sees_any(Patterns([*syntax.closes, "```"]))
+    if empty or (reader.exhausted and not reader.truncated):
         state.begin(name, given)
         state.write("{}")
     else:
@@ -185,3 +215,26 @@ def decode_header(state: Decoding, syntax: HeaderCalls) -> Steps[None]:
         yield from state.closing("```", syntax.closes[0])
     elif syntax.fence:
         yield from state.closing(syntax.fence)
+
+
+def _name_by_arguments(state: Decoding, number: str) -> Steps[str]:
+    """The tool meant by a call that has only a number: the one that its arguments fit."""
+    tools = state.sink.tools
+    if len(tools) == 1:
+        return next(iter(tools))
+    reader = state.reader
+    here = reader.hold()
+    parts: list[str] = []
+    try:
+        yield from copy_value(reader, JSON, parts.append)
+        keys = set(json.loads("".join(parts)))
+    except (Malformed, TypeError, ValueError):
+        keys = set()
+    reader.back(here)
+    reader.release(here)
+    fitting = [
+        name
+        for name, tool in tools.items()
+        if keys and keys <= set(properties(tool.parameters)) and keys >= set(tool.required)
+    ]
+    return fitting[0] if len(fitting) == 1 else number

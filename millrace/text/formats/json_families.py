@@ -97,6 +97,8 @@ JSON: tuple[FormatFamily, ...] = (
             (
                 JsonCalls(
                     opens=("<|function_call|>", "function call<|role_sep|>"),
+                    soft=("function call",),
+                    soft_inside=False,
                     layout="list",
                     padding="",
                 ),
@@ -234,7 +236,7 @@ JSON: tuple[FormatFamily, ...] = (
             "xlam",
             (
                 JsonCalls(
-                    soft=('[{"name"', '{"name"'),
+                    soft=('[{"name"', '{"name"', '{"tool_calls"'),
                     start="[{",
                     layout="list",
                     padding="",
@@ -262,8 +264,8 @@ JSON: tuple[FormatFamily, ...] = (
             (
                 JsonCalls(
                     opens=("<|python_tag|>",),
-                    soft=('{"name"', '{"type": "function"', '{"type":"function"'),
-                    start="{",
+                    soft=('{"name"', '{"type": "function"', '{"type":"function"', '[{"name"'),
+                    start="[{",
                     args_keys=("parameters", "arguments"),
                     padding="",
                     between="; ",

@@ -55,6 +55,8 @@ def decode_python(state: Decoding, syntax: PythonCalls) -> Steps[None]:
         if not (char.isalpha() or char == "_"):
             state.undo(here)
             break
+        if listed:
+            state.settle()
         if not (yield from state.another(_recoverable(state, syntax), here)):
             return
     yield from state.surplus(syntax.fence)
@@ -135,6 +137,10 @@ def _arguments(state: Decoding, schema: Mapping[str, Any]) -> Steps[None]:
         yield from reader.run(_SEPARATOR, discard)
         if (yield from reader.skip(")")):
             break
+        if (yield from reader.skip("**")):
+            yield from _wrapper(state, lead, "kwargs", schema, True)
+            lead = ", "
+            continue
         key = yield from _keyword(state)
         named = key is not None
         if key is None:

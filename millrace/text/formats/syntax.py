@@ -77,6 +77,8 @@ class HeaderCalls:
     content_name: str | None = None
     """A name that means plain content follows."""
     soft: tuple[str, ...] = ()
+    bare: tuple[str, ...] = ()
+    """Texts that begin a call without its mark, if an offered name and a brace follow."""
     section: tuple[str, str] | None = None
     fence: str = ""
     """A closing text that is markup right after a call only."""
@@ -96,7 +98,7 @@ class TaggedCalls:
     value_closes: tuple[str, ...]
     closes: tuple[str, ...]
     name_pattern: re.Pattern[str] = re.compile(
-        r"\s*\"?(?P<name>[^\s\"<>]+?)\"?\s*(?P<closed>/)?\s*\Z"
+        r"\s*[\"']?(?P<name>[^\s\"'<>]+?)[\"']?\s*(?P<closed>/)?\s*\Z"
     )
     """The call's name in its header, and `closed` where the tag has no body."""
     param_pattern: re.Pattern[str] = re.compile(r"\s*\"?(?P<name>[^\"<>\n]*?)\"?\s*\Z")

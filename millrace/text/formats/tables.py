@@ -114,6 +114,8 @@ def _soft_markers(syntax: CallSyntax, tools: tuple[str, ...]) -> tuple[str, ...]
         return syntax.soft
     if not tools:
         return ()
+    if isinstance(syntax, HeaderCalls) and syntax.bare:
+        return (*syntax.soft, *(f"{lead}{name}{{" for lead in syntax.bare for name in tools))
     if isinstance(syntax, PythonCalls) and syntax.bare:
         return (*syntax.soft, *(f"[{name}(" for name in tools))
     return syntax.soft

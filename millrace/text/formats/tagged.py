@@ -17,7 +17,7 @@ from millrace.text.formats.coerce import (
     unquoted,
     unwrapped,
 )
-from millrace.text.formats.decoding import QUOTES, Decoding, plain_name
+from millrace.text.formats.decoding import QUOTES, Decoding
 from millrace.text.formats.reader import Malformed, Steps, discard
 from millrace.text.formats.syntax import TaggedCalls
 from millrace.text.formats.tag_values import (
@@ -36,11 +36,12 @@ def decode_tagged(state: Decoding, syntax: TaggedCalls) -> Steps[None]:
     reader = state.reader
     inner = (*syntax.param_opens, *syntax.closes)
     ends = (*syntax.header_end, *inner) if syntax.header_optional else syntax.header_end
+    yield from state.blanks()
     header, marker = yield from state.header(state.borders(ends))
     match = syntax.name_pattern.match(header)
     if marker not in ends or match is None:
         raise Malformed("no name")
-    name = plain_name(match.group("name"), state.sink.tools)
+    name = match.group("name")
     state.begin(name)
     if match.groupdict().get("closed"):
         state.write("{}")

@@ -76,12 +76,12 @@ def _invoke_calls(token: str, section: tuple[str, str]) -> TaggedCalls:
     """`<invoke name="…"><parameter name="…">`, each tag with `token` after its bracket."""
     typed = token == "｜DSML｜"
     return TaggedCalls(
-        opens=(f'<{token}invoke name="',),
+        opens=(f"<{token}invoke name=",),
         header_end=(">",),
-        param_opens=(f'<{token}parameter name="',),
+        param_opens=(f"<{token}parameter name=",),
         param_end=">",
         param_pattern=re.compile(
-            r"(?P<name>[^\"<>]*)\"(?:\s+string=\"(?P<string>true|false)\")?"
+            r"\s*[\"']?(?P<name>[^\"'<>]*?)[\"']?(?:\s+string=[\"']?(?P<string>true|false)[\"']?)?"
             r"\s*(?P<closed>/)?\s*\Z"
         ),
         value_closes=(f"</{token}parameter>",),
@@ -123,7 +123,7 @@ _ATEM = _invoke_calls("atem:", ("<atem:function_calls>\n", "</atem:function_call
 _LONGCAT_JSON = JsonCalls(opens=("<longcat_tool_call>",), closes=("</longcat_tool_call>",))
 _MARK = "]<]minimax[>["
 _MINIMAX3 = TaggedCalls(
-    opens=(f'{_MARK}<invoke name="',),
+    opens=(f"{_MARK}<invoke name=",),
     header_end=(">",),
     param_opens=(f"{_MARK}<",),
     param_end=">",
@@ -142,15 +142,13 @@ _STEP3 = replace(
     call_open='<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="{name}">\n',
     call_close="</steptml:invoke><｜tool_call_end｜>\n",
 )
-_QUOTED = r"\s*[\"']?(?P<name>[^\s\"'<>]+?)[\"']?\s*(?P<closed>/)?\s*\Z"
 _MINICPM = TaggedCalls(
     opens=("<function name=", "<functionname="),
     header_end=(">",),
     header_optional=True,
-    name_pattern=re.compile(_QUOTED),
     param_opens=("<param name=", "<paramname="),
     param_end=">",
-    param_pattern=re.compile(_QUOTED),
+    param_pattern=TaggedCalls.name_pattern,
     value_closes=("</param>",),
     closes=("</function>",),
     escaped={"&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&apos;": "'"},

@@ -17,6 +17,7 @@ from millrace.text.stops import Patterns
 _BLANK = re.compile(r"\s+")
 _NUMBER = re.compile(r"[0-9+\-.eE_]+")
 _NAME = re.compile(r"[\w]+")
+_BARE = re.compile(r"[^,{}\[\]<\n]+")
 _ATOM = re.compile(r"[\w.+\-]+")
 _ENDS = {"object": "}", "list": "])", "set": "}"}
 _WORDS = {"true": "true", "false": "false", "null": "null"}
@@ -97,6 +98,8 @@ class Value:
             reader.at += 1
             self._push("list")
             return True
+        elif self._dialect.delimiter and char:
+            yield from self._bare()
         elif char and (char in "+-." or char.isdigit()):
             yield from self._number()
         elif char.isalpha():
@@ -220,11 +223,6 @@ class Value:
         write = self._write
         quote = yield from self._reader.take()
         if self._dialect.python and (yield from self._reader.skip(quote * 2)):
-            triple = yield from self._reader.sees(quote)
-            if not triple:
-                write('""')
-                return
-            self._reader.at += 1
             quote *= 3
         write('"')
         python = self._dialect.python
@@ -233,6 +231,19 @@ class Value:
             self._reader, quote, write, python, lambda: loose and not self._wary()
         )
         write('"')
+
+    def _bare(self) -> Steps[None]:
+        """A value without delimiters: a number or a word of JSON, else the text itself."""
+        text = (yield from self._reader.word(_BARE)).strip()
+        known = _WORDS.get(text) or _PYTHON_WORDS.get(text)
+        if not text:
+            raise Malformed("no value")
+        if known is None:
+            try:
+                known = number(text)
+            except Malformed:
+                known = json.dumps(text, ensure_ascii=False)
+        self._write(known)
 
     def _number(self) -> Steps[None]:
         self._write(number((yield from self._reader.word(_NUMBER))))
@@ -243,7 +254,7 @@ class Value:
             self._write(word)
         elif word in _PYTHON_WORDS:
             self._write(_PYTHON_WORDS[word])
-        elif self._dialect.delimiter or self._dialect.python:
+        elif self._dialect.python:
             self._write(json.dumps(word, ensure_ascii=False))
         else:
             raise Malformed(word)

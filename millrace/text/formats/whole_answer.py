@@ -51,6 +51,9 @@ class _Rehearsal(Decoding):
     def _close(self) -> None:
         self.committed = False
 
+    def settle(self) -> None:
+        """Keeps to offered tools: with a call of any other, the answer is text."""
+
     def undo(self, position: int) -> None:
         self.reader.back(position)
 
