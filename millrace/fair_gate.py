@@ -7,8 +7,8 @@ import threading
 import time
 from collections.abc import Iterator
 
-from millrace.caller import current_caller
-from millrace.errors import EngineUnavailable
+from millrace.caller import Departure, current_caller, current_departure
+from millrace.errors import Cancelled, EngineUnavailable
 from millrace.fair_queue import FairQueue, QueueFull
 
 
@@ -65,7 +65,14 @@ class FairGate:
             self._changed.notify_all()
 
     def _wait(self, caller: str, expected: float) -> None:
-        turn = _Turn()
+        turn, departure = _Turn(), current_departure.get() or Departure()
+        unsubscribe = departure.subscribe(self._wake)
+        try:
+            self._take_turn(caller, expected, turn, departure)
+        finally:
+            unsubscribe()
+
+    def _take_turn(self, caller: str, expected: float, turn: _Turn, departure: Departure) -> None:
         with self._changed:
             try:
                 entry, displaced = self._queue.push(
@@ -76,14 +83,21 @@ class FairGate:
             if displaced is not None:
                 displaced.item.refused = QueueFull(len(self._queue))
             self._grant()
-            self._changed.wait_for(lambda: turn.over or self._closed)
+            self._changed.wait_for(lambda: turn.over or self._closed or departure.gone)
             if turn.refused is not None:
                 raise turn.refused.overloaded(self._work)
-            if self._closed:
+            if self._closed or departure.gone:
                 if not self._queue.discard(entry):
                     self._running -= 1
                     self._queue.end(caller, 0.0)
-                raise EngineUnavailable("The server is shutting down.")
+                    self._grant()
+                if self._closed:
+                    raise EngineUnavailable("The server is shutting down.")
+                raise Cancelled("The client is gone.")
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     def _grant(self) -> None:
         while self._running < self._places:

@@ -50,7 +50,14 @@ class WorkerPool:
     """
 
     def __init__(
-        self, program: Sequence[str], *, most: int, work: str, nicer: int = _NICER
+        self,
+        program: Sequence[str],
+        *,
+        most: int,
+        work: str,
+        nicer: int = _NICER,
+        waiting_per_caller: int = 16,
+        waiting: int = 128,
     ) -> None:
         """`program` is what Python is given; `work` names a task in errors, like `large prompt`.
         `nicer` is how much the processes' niceness is above that of this one."""
@@ -60,7 +67,13 @@ class WorkerPool:
         self._nicer = nicer
         self._idle: list[_Worker] = []
         self._busy: set[_Worker] = set()
-        self._gate = FairGate(most + 1, per_caller=most, work=f"to have a {work} read")
+        self._gate = FairGate(
+            most + 1,
+            per_caller=most,
+            work=f"to have a {work} read",
+            waiting_per_caller=waiting_per_caller,
+            waiting=waiting,
+        )
         self._rates: dict[str, float] = {}
         """Seconds that tasks of each kind take for one unit of their size, lately."""
         self._closed = False
@@ -165,6 +178,8 @@ class _Worker:
             bufsize=0,
             env=os.environ | {"TOKENIZERS_PARALLELISM": "false"},
         )
+        # A process that ends while it is idle does not stay behind as a zombie.
+        threading.Thread(target=self._process.wait, name="worker-end", daemon=True).start()
         # New requests wait a little longer, so that running streams have fewer gaps.
         with contextlib.suppress(OSError):
             nice = os.getpriority(os.PRIO_PROCESS, 0) + nicer

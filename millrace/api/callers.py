@@ -6,9 +6,8 @@ from __future__ import annotations
 
 from starlette.requests import Request
 
-from millrace.api.context import context_of
+from millrace.api.context import context_of, known_caller
 from millrace.serving import access
-from millrace.serving.keys import Caller
 
 PAGE_FILES = "/web/"
 """Where the page's own files are, which are as public."""
@@ -37,18 +36,6 @@ def is_limited(method: str, path: str) -> bool:
 def uses_tokens(method: str) -> bool:
     """Whether a limited request may cost tokens, so that it waits while its caller has used up those."""
     return method in ("POST", "PUT")
-
-
-def caller_of(http: Request) -> str:
-    """The id of the key that a request came with; empty on a server without keys."""
-    caller = known_caller(http)
-    return caller.id if caller is not None else ""
-
-
-def known_caller(http: Request) -> Caller | None:
-    """The holder of the key that a request came with; None on a server without keys."""
-    caller = http.scope.get("state", {}).get("caller")
-    return caller if isinstance(caller, Caller) else None
 
 
 def viewer_of(http: Request) -> str | None:

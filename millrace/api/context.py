@@ -15,7 +15,7 @@ from millrace.api.responses.jobs import Jobs
 from millrace.api.responses.store import Store
 from millrace.config import ServeConfig
 from millrace.serving import ids
-from millrace.serving.keys import Keys
+from millrace.serving.keys import Caller, Keys
 from millrace.serving.limits import RateLimits
 from millrace.serving.metrics import Metrics
 from millrace.serving.registry import Registry
@@ -65,5 +65,17 @@ def request_id(request: Request, prefix: str) -> str:
 
 
 def checked_id(request: Request, chosen: str, param: str) -> str:
-    """An id that a client chose: fit to be written in a path, and not in use."""
-    return ids.checked(context_of(request).registry, chosen, param)
+    """An id that a client chose: fit to be written in a path, and not in use by its caller."""
+    return ids.checked(context_of(request).registry, chosen, param, caller_of(request))
+
+
+def caller_of(http: Request) -> str:
+    """The id of the key that a request came with; empty on a server without keys."""
+    caller = known_caller(http)
+    return caller.id if caller is not None else ""
+
+
+def known_caller(http: Request) -> Caller | None:
+    """The holder of the key that a request came with; None on a server without keys."""
+    caller = http.scope.get("state", {}).get("caller")
+    return caller if isinstance(caller, Caller) else None

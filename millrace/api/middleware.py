@@ -22,7 +22,7 @@ from millrace.api.context import Context
 from millrace.api.hosts import HostMiddleware, names_of
 from millrace.api.openapi.routing import flat
 from millrace.api.origins import OriginMiddleware
-from millrace.caller import current_caller
+from millrace.caller import Departure, current_caller, current_departure
 from millrace.errors import MillraceError, RateLimited, Unauthorized
 from millrace.serving.keys import Caller, Keys, secrets_in
 from millrace.serving.limits import LimitStanding, RateLimits
@@ -106,6 +106,8 @@ class CallerMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan":
             current_caller.set(_caller(scope))
+            departure = scope.setdefault("state", {})["departure"] = Departure()
+            current_departure.set(departure)
         await self._app(scope, receive, send)
 
 

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from millrace.api import authority, errors
-from millrace.api.callers import caller_of
+from millrace.api.context import caller_of
 from millrace.errors import MethodNotAllowed, NotAllowed
 
 CHANGING = frozenset({"POST", "PUT", "PATCH", "DELETE"})

@@ -15,6 +15,7 @@ import struct
 import termios
 
 from millrace.api.http1 import HttpProtocol
+from millrace.caller import Departure
 
 log = logging.getLogger("millrace.api")
 
@@ -45,6 +46,10 @@ class WatchedProtocol(HttpProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._lose_interest()
         super().connection_lost(exc)
+        scope = self.cycle.scope if self.cycle is not None else {}
+        departure = scope.get("state", {}).get("departure")
+        if isinstance(departure, Departure):
+            departure.set()
 
     def _be_patient(self) -> None:
         self._lose_interest()

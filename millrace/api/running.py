@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from starlette.requests import Request as HttpRequest
 
-from millrace.api.callers import caller_of
-from millrace.api.context import context_of
+from millrace.api.context import caller_of, context_of
 from millrace.api.stripped import note
 from millrace.serving import handing
 from millrace.serving.group import Group

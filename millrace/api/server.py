@@ -44,6 +44,8 @@ _BACKLOG = 2048
 _NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _QUIET = 60.0
 """Seconds between two lines of the log that say the same."""
+_LOOK = 0.1
+"""Seconds between two looks at what is left when the server ends."""
 _LAST_COMERS = 3.0
 """Seconds for which those that wait are still taken when the server ends."""
 
@@ -211,12 +213,23 @@ class _Drain:
         for other in self._beside:
             other.drain(self._timeout + _LAST_WORDS)
         loop.call_later(self._timeout, self._cut)
+        self._waiting = loop.create_task(self._until_alone())
+
+    async def _until_alone(self) -> None:
+        """Work that goes on for clients that are gone is not waited for."""
+        await asyncio.sleep(_LAST_COMERS)
+        while self._server.server_state.connections:
+            await asyncio.sleep(_LOOK)
+        self._cut()
 
     def _cut(self) -> None:
+        loop = asyncio.get_running_loop()
         for model in self._registry.all():
             model.client.fail_all(EngineUnavailable("The server is shutting down."))
+            # Requests that are being prepared, whatever their template or picture takes, end too.
+            loop.run_in_executor(None, model.release)
         # Answers get a moment to leave; a client that does not read holds nobody up.
-        asyncio.get_running_loop().call_later(_LAST_WORDS, self._force)
+        loop.call_later(_LAST_WORDS, self._force)
 
     def _force(self) -> None:
         self._server.force_exit = True

@@ -17,7 +17,8 @@ class ActiveRequests(Mapping[int, Active]):
     def __init__(self) -> None:
         self._all: dict[int, Active] = {}
         self._named: dict[str, dict[int, Active]] = {}
-        """By their ids, and parts of a group by the group's id as well."""
+        """By their ids, and parts of a group by the group's id as well; each also with its caller, since
+        ids are a caller's own."""
         self._unsent: dict[int, Active] = {}
         self._unanswered: set[int] = set()
 
@@ -34,14 +35,14 @@ class ActiveRequests(Mapping[int, Active]):
         self._all[active.number] = active
         self._unsent[active.number] = active
         self._unanswered.add(active.number)
-        for name in _names(active.id):
+        for name in _names(active):
             self._named.setdefault(name, {})[active.number] = active
 
     def remove(self, active: Active) -> None:
         del self._all[active.number]
         self._unsent.pop(active.number, None)
         self._unanswered.discard(active.number)
-        for name in _names(active.id):
+        for name in _names(active):
             own = self._named[name]
             del own[active.number]
             if not own:
@@ -51,12 +52,16 @@ class ActiveRequests(Mapping[int, Active]):
         """The request with this id, or all parts of the group with it."""
         return list(self._named.get(name, {}).values())
 
-    def is_taken(self, id: str) -> bool:
-        """Whether a new request may not have this id; further parts of a group may."""
+    def has(self, name: str, caller: str) -> bool:
+        """Whether a caller has a request, or parts of a group, with this id."""
+        return _own(name, caller) in self._named
+
+    def is_taken(self, id: str, caller: str) -> bool:
+        """Whether a new request of a caller may not have this id; further parts of a group may."""
         group = id.partition("#")[0]
         # A request of an id and parts of a group of the same id are never both there: one tells which.
-        first = next(iter(self._named.get(group, {}).values()), None)
-        return id in self._named or (first is not None and first.id == group)
+        first = next(iter(self._named.get(_own(group, caller), {}).values()), None)
+        return self.has(id, caller) or (first is not None and first.id == group)
 
     @property
     def unsent(self) -> Mapping[int, Active]:
@@ -86,5 +91,11 @@ class ActiveRequests(Mapping[int, Active]):
         self._unsent = dict(self._all)
 
 
-def _names(id: str) -> set[str]:
-    return {id, id.partition("#")[0]}
+def _names(active: Active) -> set[str]:
+    id, group = active.id, active.id.partition("#")[0]
+    return {id, group, _own(id, active.caller), _own(group, active.caller)}
+
+
+def _own(name: str, caller: str) -> str:
+    """Ids have no spaces."""
+    return f"{caller} {name}"

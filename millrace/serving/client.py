@@ -184,7 +184,7 @@ class EngineClient:
         timeout: float | None = None,
     ) -> InFlight:
         """Take a request that was admitted, or raise that its id is in use."""
-        self._number(id, request)
+        self._number(id, caller, request)
         active = InFlight(
             id, request, self._abandon, idle=self._idle, endpoint=endpoint, caller=caller
         )
@@ -201,13 +201,13 @@ class EngineClient:
         timeout: float | None = None,
     ) -> EncodingInFlight:
         """The same for texts that are to become numbers."""
-        self._number(id, request)
+        self._number(id, caller, request)
         active = EncodingInFlight(id, request, self._abandon, endpoint, caller)
         self._enter(active, timeout)
         return active
 
-    def _number(self, id: str, request: Submit | Encode) -> None:
-        if self.in_flight.is_taken(id):
+    def _number(self, id: str, caller: str, request: Submit | Encode) -> None:
+        if self.in_flight.is_taken(id, caller):
             raise BadRequest(f"A request with the id '{id}' is running.", param="id")
         request.id = next(self._numbers)
         try:
@@ -231,9 +231,9 @@ class EngineClient:
             self._keeper.send(AbortChoice(active.number, choice))
         self._settle(active)
 
-    def knows(self, id: str) -> bool:
-        """Whether a request, or a part of a group, with this id is running."""
-        return bool(self.in_flight.named(id))
+    def knows(self, id: str, caller: str) -> bool:
+        """Whether a request, or a part of a group, of this caller and id is running."""
+        return self.in_flight.has(id, caller)
 
     def cancel(self, id: str, viewer: str | None = None) -> int:
         """End a request, or all parts of a group, with an error event; returns how many there were.

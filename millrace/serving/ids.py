@@ -1,4 +1,4 @@
-"""Names that clients give their requests: what one may look like, and that no two run under one."""
+"""Names that clients give their requests: what one may look like, and that no two of a caller are alike."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from millrace.serving.registry import Registry
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
-def checked(registry: Registry, chosen: str, param: str) -> str:
-    """An id that a client chose: fit to be written in a path, and not in use."""
+def checked(registry: Registry, chosen: str, param: str, caller: str) -> str:
+    """An id that a client chose: fit to be written in a path, and not in use by the same caller."""
     if not _ID.fullmatch(chosen):
         raise BadRequest(
             f"{param} must be 1 to 128 letters, digits, '-', '_', '.' or ':'.", param=param
         )
-    if any(m.client.knows(chosen) for m in registry.all()):
+    if any(m.client.knows(chosen, caller) for m in registry.all()):
         raise BadRequest(f"A request with the id '{chosen}' is running.", param=param)
     return chosen

@@ -18,7 +18,7 @@ import msgspec
 from millrace import errors
 from millrace.errors import BadRequest, DeadlineExceeded, MillraceError, ModelError, TemplateTimeout
 from millrace.frames import WorkerEnd
-from millrace.text.template_renderer import LEAST_OUTPUT, OUTPUT_PER_INPUT, LocalRenderer
+from millrace.text.template_renderer import LEAST_OUTPUT, OUTPUT_PER_INPUT, LocalRenderer, short
 from millrace.worker_pool import TaskSize, WorkerDied, WorkerPool
 
 log = logging.getLogger("millrace.text")
@@ -62,7 +62,12 @@ class TemplateProcess:
         """`model` names the model in errors and logs."""
         self._model = model
         self._pool = WorkerPool(
-            ["-m", "millrace.text.template_process"], most=1, work="chat template", nicer=0
+            ["-m", "millrace.text.template_process"],
+            most=1,
+            work="chat template",
+            nicer=0,
+            waiting_per_caller=64,
+            waiting=256,
         )
         self._local = LocalRenderer()
         self._counting = threading.Lock()
@@ -163,7 +168,7 @@ def reply_to(task: TemplateTask, renderer: LocalRenderer) -> TemplateReply:
     except ModelError as error:
         return TemplateReply(text=error.message, error="ModelError")
     except Exception as error:  # a template raises what it likes
-        reason = f"The model's chat template cannot render these messages: {error!r}"
+        reason = f"The model's chat template cannot render these messages: {short(error)}"
         return TemplateReply(text=reason, error="BadRequest")
 
 

@@ -27,6 +27,9 @@ OUTPUT_PER_INPUT, LEAST_OUTPUT = 8, 1 << 20
 """Characters that a template may write: some repeat the tools, none repeats everything eight times."""
 
 
+_LONGEST_ERROR = 1000
+
+
 class TemplateRenderer(Protocol):
     """Where templates are compiled and run."""
 
@@ -55,7 +58,13 @@ class LocalRenderer:
     timeouts = 0
 
     def __init__(self) -> None:
-        self._compiled = functools.lru_cache(maxsize=8)(_compile)
+        self._results = functools.lru_cache(maxsize=8)(_compile)
+
+    def _compiled(self, source: str) -> jinja2.Template:
+        result = self._results(source)
+        if isinstance(result, ModelError):
+            raise result
+        return result
 
     def variables(self, source: str) -> frozenset[str]:
         try:
@@ -89,7 +98,8 @@ class LocalRenderer:
             return _bounded(compiled, values, most)
         except jinja2.TemplateError as error:
             raise BadRequest(
-                f"The model's chat template refused the messages: {error}", param="messages"
+                f"The model's chat template refused the messages: {short(error)}",
+                param="messages",
             ) from error
         except (
             TypeError,
@@ -101,9 +111,8 @@ class LocalRenderer:
             MemoryError,
             RecursionError,
         ) as error:
-            reason = str(error) or type(error).__name__
             raise BadRequest(
-                f"The model's chat template cannot render these messages: {reason}",
+                f"The model's chat template cannot render these messages: {short(error)}",
                 param="messages",
             ) from error
 
@@ -121,7 +130,8 @@ def _bounded(compiled: jinja2.Template, values: Mapping[str, Any], most: int) ->
     return "".join(pieces)
 
 
-def _compile(source: str) -> jinja2.Template:
+def _compile(source: str) -> jinja2.Template | ModelError:
+    """The error is a result too: one that takes long to find is found once."""
     try:
         return _environment().from_string(source)
     except (
@@ -129,14 +139,22 @@ def _compile(source: str) -> jinja2.Template:
         ArithmeticError,
         MemoryError,
         RecursionError,
+        SyntaxError,
         ValueError,
     ) as error:
-        raise _uncompilable(error) from error
+        return _uncompilable(error)
 
 
 def _uncompilable(error: Exception) -> ModelError:
-    reason = str(error) or type(error).__name__
-    return ModelError(f"The model's chat template has an error: {reason}")
+    return ModelError(f"The model's chat template has an error: {short(error)}")
+
+
+def short(error: BaseException) -> str:
+    """What an error says, which a template chooses, in a bounded number of characters."""
+    text = str(error)
+    if len(text) > _LONGEST_ERROR:
+        text = text[:_LONGEST_ERROR] + "…"
+    return text or type(error).__name__
 
 
 class _Generation(Extension):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -21,6 +22,7 @@ ENDLESS = (
     "{% endfor %}{% endfor %}{% endfor %}"
 )
 LONG = "{% for a in range(99999) %}{{ messages[0].content ~ '0123456789' * 1000 }}{% endfor %}"
+LOUD = "{{ raise_exception('x' * 50000000) }}"
 FOLDED = "{{ 9 ** (9 ** 9) }}"
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 
@@ -35,7 +37,7 @@ def with_template(folder: Path, default_model: Path, template: str) -> Path:
 def models(tmp_path_factory: pytest.TempPathFactory, default_model: Path) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("templates")
     good = tiny_folder.make(folder / "good", default_model)
-    others = {"endless": ENDLESS, "long": LONG, "folded": FOLDED}
+    others = {"endless": ENDLESS, "long": LONG, "folded": FOLDED, "loud": LOUD}
     config = folder / "models.toml"
     lines = list[str]()
     for name, template in others.items():
@@ -90,6 +92,27 @@ def test_a_template_that_writes_without_end_is_refused(models: Server) -> None:
     assert "characters" in answer.json()["error"]["message"]
 
 
+def test_a_templates_error_has_a_bounded_text(models: Server) -> None:
+    answer = chat(models, "loud")
+    assert answer.status_code == 400 and len(answer.content) < 4000
+
+
+def test_clients_that_leave_take_their_waiting_requests_along(models: Server) -> None:
+    for _ in range(20):
+        with contextlib.suppress(httpx.TimeoutException):
+            models.post("/v1/chat/completions", CHAT | {"model": "endless"}, timeout=0.1)
+    time.sleep(1)
+    before = timeouts(models)
+    # One rendering may be under way; what waited behind it is gone.
+    assert chat(models, "endless").status_code == 504
+    assert timeouts(models) <= before + 3
+
+
+def timeouts(server: Server) -> int:
+    found = server.http.get("/v1/status").json()["models"]
+    return next(int(m["template_timeouts"]) for m in found if m["name"] == "endless")
+
+
 def test_a_server_ends_though_a_template_does_not(
     start: Callable[..., Server], tmp_path: Path, default_model: Path
 ) -> None:
@@ -116,6 +139,19 @@ def keyed(tmp_path_factory: pytest.TempPathFactory, default_model: Path) -> Iter
     running.wait_ready()
     yield running
     running.stop()
+
+
+def test_ids_of_requests_are_a_callers_own(keyed: Server) -> None:
+    def ask(key: str, tokens: int) -> httpx.Response:
+        head = {"authorization": f"Bearer {key}", "x-request-id": "mine"}
+        body = {"prompt": "Once", "max_tokens": tokens, "ignore_eos": True}
+        return keyed.post("/v1/completions", body, headers=head)
+
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(ask, "sk-a", 2000)
+        assert until(lambda: running.done() or ask("sk-a", 1).status_code == 400)
+        assert ask("sk-b", 1).status_code == 200
+        assert running.result(PATIENCE).status_code == 200
 
 
 def test_a_callers_crowd_of_large_prompts_leaves_a_process_for_others(keyed: Server) -> None:

@@ -13,8 +13,8 @@ from starlette.responses import Response
 from millrace.api.admin.answers import KeyStatus
 from millrace.api.admin.status import StatusView
 from millrace.api.answer import as_json
-from millrace.api.callers import known_caller, viewer_of
-from millrace.api.context import context_of
+from millrace.api.callers import viewer_of
+from millrace.api.context import context_of, known_caller
 from millrace.api.openapi.describe import describe
 from millrace.serving import access
 

@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 
 from millrace.api.answer import whole
-from millrace.api.callers import caller_of
+from millrace.api.context import caller_of
 from millrace.api.encode.schema import EncodeCommon, InputFields, Way
 from millrace.errors import BadRequest
 from millrace.protocol import Encoded, EncodingKind

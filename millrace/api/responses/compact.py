@@ -16,8 +16,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from millrace.api.answer import as_json, whole
-from millrace.api.callers import caller_of
-from millrace.api.context import context_of, request_id
+from millrace.api.context import caller_of, context_of, request_id
 from millrace.api.encrypted_content import seal
 from millrace.api.openapi.describe import RUNS, describe
 from millrace.api.prelude import Border, in_words

@@ -13,8 +13,7 @@ from starlette.responses import Response
 
 from millrace.api.answer import as_json
 from millrace.api.body import convert, read_object
-from millrace.api.callers import caller_of
-from millrace.api.context import context_of
+from millrace.api.context import caller_of, context_of
 from millrace.api.openapi.describe import READS, describe
 from millrace.api.responses.answers import ConversationObject, Deleted, ItemList, Paging
 from millrace.api.responses.ids import fresh

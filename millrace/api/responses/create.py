@@ -9,8 +9,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from millrace.api.answer import EventStream, as_json, whole
-from millrace.api.callers import caller_of
-from millrace.api.context import context_of, request_id
+from millrace.api.context import caller_of, context_of, request_id
 from millrace.api.openapi.describe import READS, RUNS, SSE, describe
 from millrace.api.prelude import Border, ignored_header, in_words
 from millrace.api.responses.answering import Answering, encode

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from starlette.requests import Request as HttpRequest
 
-from millrace.api.callers import caller_of
+from millrace.api.context import caller_of
 from millrace.api.responses.ids import belongs
 from millrace.errors import NotFound
 

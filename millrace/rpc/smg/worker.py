@@ -112,7 +112,7 @@ class Worker:
     ) -> AsyncIterator[Any]:
         origin = self._admitted(context, method)
         async with self._model() as model:
-            id = self._id(wire.request_id, "smg-")
+            id = self._id(wire.request_id, "smg-", origin)
             request = await asyncio.to_thread(request_of, wire, id, model)
             running = handing.run(model, request, origin)
             # However the call ends, also where nobody asks for its next message.
@@ -133,7 +133,7 @@ class Worker:
             encodings.need_vectors()
             await model.client.settled()
             inputs = encodings.tokens([prompt_ids(wire.tokenized, model)])
-            id = self._id(wire.request_id, "emb-")
+            id = self._id(wire.request_id, "emb-", origin)
             running = encodings.run(id, inputs, endpoint=origin.endpoint, caller=origin.caller)
             if origin.charge is not None:
                 running.on_end(origin.charge)
@@ -202,10 +202,10 @@ class Worker:
         self.heard = time.time()
         return origin
 
-    def _id(self, chosen: str, prefix: str) -> str:
+    def _id(self, chosen: str, prefix: str, origin: Origin) -> str:
         if not chosen:
             return f"{prefix}{secrets.token_hex(12)}"
-        return ids.checked(self._registry, chosen, "request_id")
+        return ids.checked(self._registry, chosen, "request_id", origin.caller)
 
     def _ends(self, model: ServedModel) -> Endings:
         if self._endings is None:
