@@ -12,6 +12,7 @@ from millrace.api.admin import adapters, cache, library, viewing, watching
 from millrace.api.admin import models as control
 from millrace.api.admin import routes as admin
 from millrace.api.anthropic import routes as anthropic
+from millrace.api.bare_paths import BarePathMiddleware
 from millrace.api.callers import permitted
 from millrace.api.context import Context
 from millrace.api.encode import embeddings, pooling, rerank
@@ -21,6 +22,7 @@ from millrace.api.methods import HeadMiddleware, methods_of
 from millrace.api.ollama import routes as ollama
 from millrace.api.openai import chat, completions, models
 from millrace.api.openapi import routes as openapi
+from millrace.api.openapi.routing import flat
 from millrace.api.responses import compact, conversations, create, stored
 from millrace.api.stripped import StrippedHeader
 from millrace.api.turnstile import TurnstileMiddleware
@@ -63,6 +65,7 @@ def create_app(context: Context) -> FastAPI:
         app.add_middleware(StrippedHeader)
     middleware.install(app, context)
     app.add_middleware(TurnstileMiddleware)
+    app.add_middleware(BarePathMiddleware, own=[route.path for route in flat(app.routes)])
     app.add_exception_handler(MillraceError, errors.respond)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _nobody)

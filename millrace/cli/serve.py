@@ -268,10 +268,18 @@ def serve(
         typer.Option(help="How the model marks its thinking; detected if not given (see docs)."),
     ] = None,
     embed: Annotated[
-        bool, typer.Option("--embed", help="Serve embeddings, also of a model that makes text.")
+        bool,
+        typer.Option(
+            "--embed",
+            help="Serve embeddings, also of a model that makes text; its text generation is then off.",
+        ),
     ] = False,
     rerank: Annotated[
-        bool, typer.Option("--rerank", help="Have the model judge relevance by yes and no.")
+        bool,
+        typer.Option(
+            "--rerank",
+            help="Have the model judge relevance by yes and no; its text generation is then off.",
+        ),
     ] = False,
     pooling: Annotated[
         str | None,

@@ -154,7 +154,8 @@ class Registry:
         return await asyncio.to_thread(self._catalogue.listed)
 
     async def _known_names(self) -> list[str]:
-        return [*(s.name for s in await self._sound()), *self.adapters.names()]
+        """All names that can be asked for: models with their aliases, and adapters."""
+        return [*map(_with_aliases, await self._sound()), *self.adapters.names()]
 
     def preload(self, specs: Sequence[ModelSpec]) -> None:
         """Load models at the start, before anybody asks: as many as there is room for."""
@@ -366,3 +367,7 @@ class Registry:
         if self._catalogue.is_open:
             others.append(name)  # as large a one, for want of knowing better
         return Absent(sum(self._needs[n].fixed for n in others if n in self._needs), len(others))
+
+
+def _with_aliases(spec: ModelSpec) -> str:
+    return f"{spec.name} (also: {', '.join(spec.aliases)})" if spec.aliases else spec.name

@@ -129,3 +129,9 @@ def test_admin_keys_come_from_the_option_the_environment_and_the_file(tmp_path: 
         assert isinstance(error, SetupError) and error.message.startswith("--admin-key: a key"), (
             error
         )
+
+
+@pytest.mark.parametrize("name", ["embed", "rerank"])
+def test_help_says_that_text_generation_is_off_where_a_model_encodes(name: str) -> None:
+    (option,) = (p for p in SERVE.params if p.name == name)
+    assert "text generation is then off" in (getattr(option, "help", None) or "")

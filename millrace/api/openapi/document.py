@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from fastapi.routing import APIRoute
 
+from millrace.api.bare_paths import BARE
 from millrace.api.callers import is_limited
 from millrace.api.errors import shape_of
 from millrace.api.openapi.describe import RouteDescription, description_of
@@ -31,7 +32,8 @@ _ID = {
 _ABOUT = (
     "One engine, every protocol. Streams are server-sent events unless said otherwise. A field "
     "that would change the answer and is not honoured is refused with a 400 that names it; fields "
-    "that nobody knows are named in the response header `x-millrace-ignored`."
+    "that nobody knows are named in the response header `x-millrace-ignored`. OpenAI's endpoints "
+    f"({', '.join(BARE)}) are served without `/v1` as well."
 )
 _ADMIN = "On a server with API keys, this needs one with the role `admin`."
 _SCHEMES = {
