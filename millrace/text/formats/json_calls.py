@@ -36,7 +36,7 @@ def decode_json(state: Decoding, syntax: JsonCalls) -> Steps[None]:
             if not closed:
                 state.undo(here)
             break
-        if listed:
+        if listed or syntax.fence:
             state.settle()
         if not (yield from state.another(_recoverable(state, syntax), here)):
             return

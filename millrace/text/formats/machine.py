@@ -157,13 +157,13 @@ class OutputParser:
     def _tail(self, marker: str, write: Write) -> Steps[None]:
         """Markup that goes on up to a certain text; without that it is none."""
         here = self._reader.hold()
-        ends = Patterns([self._tables.tails[marker], "\n"])
+        end = self._tables.tails[marker]
         try:
-            _, found = yield from self._state.header(ends)
+            _, found = yield from self._state.header(Patterns([end, "\n"]))
         except Malformed:
-            found = None
+            found = "\n"
         self._reader.release(here)
-        if found == self._tables.tails[marker] or self._reader.truncated:
+        if found in (end, None) or self._reader.truncated:
             self._sink.marker()
         else:
             self._reader.back(here)

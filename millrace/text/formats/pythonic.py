@@ -55,7 +55,7 @@ def decode_python(state: Decoding, syntax: PythonCalls) -> Steps[None]:
         if not (char.isalpha() or char == "_"):
             state.undo(here)
             break
-        if listed:
+        if listed or syntax.fence:
             state.settle()
         if not (yield from state.another(_recoverable(state, syntax), here)):
             return

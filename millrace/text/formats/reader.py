@@ -18,6 +18,9 @@ Write = Callable[[str], None]
 
 _WINDOW = 4096
 _MARKUP = re.compile(r"<|\[/?[A-Z]|\]<\]")
+_TOKENS = ("<|", "<｜")
+_TOKEN_START = 5
+"""Characters of a special token that no text has by chance."""
 _WORDLIKE = re.compile(r"[\w\s:.]*\Z")
 
 
@@ -30,8 +33,11 @@ def discard(_: str) -> None:
 
 
 def _half(rest: str, patterns: Patterns) -> bool:
-    return len(rest) > 2 and any(
-        len(rest) * 2 >= len(marker) and marker.startswith(rest) and is_markup(marker)
+    """Whether the end of an answer is enough of a marker to be nothing else."""
+    return any(
+        len(rest) >= (_TOKEN_START if marker.startswith(_TOKENS) else max(3, len(marker) / 2))
+        and marker.startswith(rest)
+        and is_markup(marker)
         for marker in patterns.patterns
     )
 
