@@ -138,7 +138,7 @@ def serve_tiny(folder: Path, tokenizer_of: Path) -> Iterator[Mill]:
     ends = {"eos_token_id": ENDS["generation_config"]}
     (model / "generation_config.json").write_text(json.dumps(ends))
     server = Server(
-        str(model), "--alias", "mill", "--api-key", KEY, "--keep-alive", "0.05",
+        str(model), "--alias", "mill", "--admin-key", KEY, "--keep-alive", "0.05",
         "--max-running", str(RUNNING), "--max-queue", str(QUEUE), "--prefill-chunk", str(CHUNK),
         "--store", str(folder / "store.sqlite"),
     ).wait_ready()  # fmt: skip
