@@ -24,6 +24,8 @@ _BAD_HEAD = re.compile(
 )
 _CHUNK_HEAD = re.compile(rb"[0-9A-Fa-f]{1,16}\r\n")
 _LONGEST_CHUNK_HEAD = 18
+_FREE_CHUNKS, _LEAST_CHUNK = 2048, 64
+"""Chunks that a body may have whatever their sizes, and the mean size beyond that."""
 _ABSOLUTE = re.compile(rb"https?://([^/?#]*)(/[^#]*)?", re.IGNORECASE)
 _LONGEST_REASON = 300
 _VERSIONS = (b"1.0", b"1.1")
@@ -88,6 +90,7 @@ class StrictConnection(h11.Connection):
         super().__init__(h11.SERVER, largest_head)
         self._receive_buffer = self._received = _Buffer(largest_head)
         self.fault: h11.RemoteProtocolError | None = None
+        self._chunks = self._chunk_bytes = 0
 
     @property
     def is_begun(self) -> bool:
@@ -97,10 +100,23 @@ class StrictConnection(h11.Connection):
     def next_event(self) -> Any:
         try:
             event = super().next_event()
+            if isinstance(event, h11.Data):
+                self._count(event)
+            elif event is not h11.NEED_DATA:
+                self._chunks = self._chunk_bytes = 0
             return _checked(event) if isinstance(event, h11.Request) else event
         except h11.RemoteProtocolError as error:
             self.fault = self.fault or error
             raise
+
+    def _count(self, data: h11.Data) -> None:
+        """Refuse a body in tiny chunks: each costs as much time as a large one."""
+        self._chunks += data.chunk_start
+        self._chunk_bytes += len(data.data)
+        if self._chunks > _FREE_CHUNKS and self._chunk_bytes < _LEAST_CHUNK * self._chunks:
+            raise h11.RemoteProtocolError(
+                f"its body comes in more than {_FREE_CHUNKS} chunks of less than {_LEAST_CHUNK} bytes"
+            )
 
     def why_refused(self) -> tuple[int, str]:
         """The status and the sentence that a client gets whose request was refused."""

@@ -32,6 +32,11 @@ BUSY_SHARE = 0.05
 that does not let go of Python's lock)."""
 
 
+BUSY_SECONDS = 120.0
+"""Silence after which it does not matter how much the process computes: no call of ours holds the lock
+that long."""
+
+
 class Pulse(enum.Enum):
     WELL = enum.auto()
     QUIET = enum.auto()
@@ -85,7 +90,7 @@ class Watch:
         if self._silent < seconds:
             return False
         computed = self.processor_time()
-        if computed is None or self._computed is None:
+        if computed is None or self._computed is None or self._silent > BUSY_SECONDS:
             return True
         return computed - self._computed < BUSY_SHARE * self._silent
 

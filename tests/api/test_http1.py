@@ -409,3 +409,15 @@ def test_a_long_answer_and_an_idle_connection_are_left_alone(hasty: tuple[int, E
                 return False
 
     assert any(are_left_alone() for _ in range(5))
+
+
+def test_a_body_in_thousands_of_tiny_chunks_is_refused(echo: tuple[int, Echo]) -> None:
+    head = _head(b"Transfer-Encoding: chunked", b"Connection: close")
+    end = b"0\r\n\r\n"
+    few = _exchange(echo[0], head + b"1\r\n \r\n" * 2000 + end)
+    assert b"read 2000" in few
+    large = _exchange(echo[0], head + (b"40\r\n" + b" " * 64 + b"\r\n") * 5000 + end)
+    assert b"read 320000" in large
+    with contextlib.suppress(ConnectionError):
+        many = _exchange(echo[0], head + b"1\r\n \r\n" * 5000 + end)
+        assert many.startswith(b"HTTP/1.1 400") and b"chunks" in many

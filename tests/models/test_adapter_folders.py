@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from adapters_help import random_pairs, write_mlx, write_peft
 
 from millrace.errors import AdapterError
+from millrace.models.adapters import peft
 from millrace.models.adapters.fitting import fitted
 from millrace.models.adapters.folder import read
 
@@ -83,7 +85,10 @@ def test_weights_of_sixteen_bits_are_widened_as_they_are(dtype: mx.Dtype, tmp_pa
         ({"lora_alpha": "many"}, "lora_alpha"),
         ({"lora_alpha": 1e300}, "lora_alpha"),
         ({"rank_pattern": {"(a+)+b": 4}}, "not understood"),
-        ({"alpha_pattern": {"[": 4}}, "broken pattern"),
+        ({"rank_pattern": {"a?" * 40 + "a" * 40: 1}}, "not understood"),
+        ({"rank_pattern": {"(a|ab)" * 20: 1}}, "not understood"),
+        ({"rank_pattern": {".*.*.*X": 1}}, "not understood"),
+        ({"alpha_pattern": {"[": 4}}, "not understood"),
         ({"alpha_pattern": [1]}, "should be an object"),
     ],
 )
@@ -178,3 +183,28 @@ def test_an_adapter_of_a_model_inside_another_finds_its_modules(tmp_path: Path) 
     towers = {f"{tower}.{n}": shape for tower in ("text", "vision") for n, shape in SHAPES.items()}
     with pytest.raises(AdapterError, match="no linear layer"):
         fitted(adapter, towers, "a")
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "down_proj",
+        "model.layers.0.mlp.down_proj",
+        r"^model\.layers\.\d+\.mlp\.down_proj$",
+        r"layers\.[0-9]+\.mlp\.(down_proj|up_proj)",
+        r".*mlp\.down_proj",
+        "(?:gate|down)_proj",
+    ],
+)
+def test_patterns_that_name_modules_are_understood(pattern: str) -> None:
+    found = peft._patterns({"rank_pattern": {pattern: 7}}, "rank_pattern", Path())
+    found.deadline = time.monotonic() + 60
+    assert found.chosen("model.layers.0.mlp.down_proj", 4) == 7
+    assert found.chosen("model.layers.0.mlp.other", 4) == 4
+
+
+def test_patterns_have_a_deadline_together() -> None:
+    many = {f"a{i}": 1 for i in range(100)}
+    found = peft._patterns({"rank_pattern": many}, "rank_pattern", Path())
+    with pytest.raises(AdapterError, match="takes longer"):
+        found.chosen("model.b", 4)

@@ -91,6 +91,10 @@ def test_a_process_that_computes_is_not_frozen() -> None:
     assert asleep.until(Pulse.FROZEN, beating=False, moving=False) <= 10
 
 
+def test_a_process_that_computes_in_silence_for_minutes_is_frozen() -> None:
+    assert Engine(computes=1.0).until(Pulse.FROZEN, beating=False, moving=False) <= 125
+
+
 def test_a_process_gets_time_for_its_first_beat() -> None:
     engine = Engine()
     engine.beats = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -48,18 +49,14 @@ def pairs(
         halves.setdefault(match[1].removeprefix(_PREFIX), {})[match[2]] = value
     ranks = _patterns(config, "rank_pattern", folder)
     alphas = _patterns(config, "alpha_pattern", folder)
-    deadline = time.monotonic() + _MOST_SECONDS
+    ranks.deadline = alphas.deadline = time.monotonic() + _MOST_SECONDS
     found: dict[str, tuple[Floats, Floats, float]] = {}
     for name, both in halves.items():
         if len(both) != 2 or both["A"].ndim != 2 or both["B"].ndim != 2:
             raise AdapterError(f"{folder}: {name} has no two matrices lora_A and lora_B.")
-        if time.monotonic() > deadline:
-            raise AdapterError(
-                f"{folder}: rank_pattern and alpha_pattern take longer than {_MOST_SECONDS:g} seconds."
-            )
         a, b = both["A"].T, both["B"].T
-        rank = _chosen(ranks, name, config.get("r"))
-        alpha = _chosen(alphas, name, config.get("lora_alpha"))
+        rank = ranks.chosen(name, config.get("r"))
+        alpha = alphas.chosen(name, config.get("lora_alpha"))
         if rank is None or alpha is None or not 1 <= rank < 2**31:
             raise AdapterError(
                 f"{folder}: adapter_config.json gives no r and lora_alpha for {name}."
@@ -98,25 +95,45 @@ def _number(value: Any) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _chosen(patterns: list[tuple[re.Pattern[str], float]], name: str, usual: Any) -> float | None:
-    """What the first pattern that ends a module's name gives, as PEFT chooses."""
-    for pattern, value in patterns:
-        if pattern.match(name):
-            return value
-    return _number(usual)
-
-
-_QUANTIFIED_GROUP = re.compile(r"\)[*+?{]")
-_QUANTIFIERS = re.compile(r"[*+{]")
-_MOST_QUANTIFIERS = 3
+_TOKEN = re.compile(
+    r"(?P<many>\.[*+])|(?P<digits>(?:\\d|\[0-9\])\+)"
+    r"|(?P<choice>\((?:\?:)?[\w.\\-]+(?:\|[\w.\\-]+)*\))"
+    r"|[\w-]|\\?\.|\\d|\[0-9\]"
+)
+"""The parts of regular expressions that adapters name modules with: names, dots, numbers, choices."""
+_MOST = {"many": 1, "digits": 3, "choice": 3}
+"""Of each part that can be matched in several ways: more could be tried for ever, and `re` cannot be
+interrupted."""
+_LONGEST_PATTERN = 512
 _MOST_PATTERNS = 4096
-_MOST_SECONDS = 10.0
+_MOST_SECONDS = 2.0
 """In which all modules are compared with all patterns; those of honest adapters take milliseconds."""
 
 
-def _patterns(
-    config: Mapping[str, Any], field: str, folder: Path
-) -> list[tuple[re.Pattern[str], float]]:
+class _Patterns:
+    """What the patterns of one field give to modules by their names."""
+
+    def __init__(
+        self, found: list[tuple[re.Pattern[str], float]], field: str, folder: Path
+    ) -> None:
+        self._found = found
+        self._field = field
+        self._folder = folder
+        self.deadline = 0.0
+
+    def chosen(self, name: str, usual: Any) -> float | None:
+        """What the first pattern that ends a module's name gives, as PEFT chooses."""
+        for pattern, value in self._found:
+            if time.monotonic() > self.deadline:
+                raise AdapterError(
+                    f"{self._folder}: {self._field} takes longer than {_MOST_SECONDS:g} seconds."
+                )
+            if pattern.match(name):
+                return value
+        return _number(usual)
+
+
+def _patterns(config: Mapping[str, Any], field: str, folder: Path) -> _Patterns:
     given = config.get(field) or {}
     if not isinstance(given, dict):
         raise AdapterError(f"{folder}: {field} in adapter_config.json should be an object.")
@@ -125,11 +142,9 @@ def _patterns(
     found = []
     for key, value in given.items():
         number = _number(value)
-        # Expressions that could be tried for ever are nobody's honest names of modules.
-        plain = not _QUANTIFIED_GROUP.search(key) and len(key) <= 512
-        if number is None or not plain or len(_QUANTIFIERS.findall(key)) > _MOST_QUANTIFIERS:
+        if number is None or not _is_plain(key):
             raise AdapterError(
-                f"{folder}: {field} in adapter_config.json is not understood: {key!r}."
+                f"{folder}: {field} in adapter_config.json is not understood: {key[:200]!r}."
             )
         try:
             found.append((re.compile(rf"(?:.*\.)?({key})$"), number))
@@ -137,4 +152,20 @@ def _patterns(
             raise AdapterError(
                 f"{folder}: {field} has a broken pattern {key!r}: {error}."
             ) from error
-    return found
+    return _Patterns(found, field, folder)
+
+
+def _is_plain(pattern: str) -> bool:
+    """Whether a pattern consists of known parts, few of which can be matched in several ways."""
+    if len(pattern) > _LONGEST_PATTERN:
+        return False
+    body = pattern.removeprefix("^").removesuffix("$")
+    counts, at = Counter[str](), 0
+    while at < len(body):
+        token = _TOKEN.match(body, at)
+        if token is None:
+            return False
+        if token.lastgroup is not None:
+            counts[token.lastgroup] += 1
+        at = token.end()
+    return all(counts[part] <= most for part, most in _MOST.items())
