@@ -113,7 +113,8 @@ class StrictConnection(h11.Connection):
         """Refuse a body in tiny chunks: each costs as much time as a large one."""
         self._chunks += data.chunk_start
         self._chunk_bytes += len(data.data)
-        if self._chunks > _FREE_CHUNKS and self._chunk_bytes < _LEAST_CHUNK * self._chunks:
+        whole = self._chunks - 1  # the last one may have come in part
+        if whole > _FREE_CHUNKS and self._chunk_bytes < _LEAST_CHUNK * whole:
             raise h11.RemoteProtocolError(
                 f"its body comes in more than {_FREE_CHUNKS} chunks of less than {_LEAST_CHUNK} bytes"
             )
