@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -28,13 +29,14 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Temporary files of this test alone."""
-    folder = tmp_path / "tmp"
-    folder.mkdir()
+    # Addresses of sockets have at most about a hundred characters, and pytest's folders long names.
+    folder = Path(tempfile.mkdtemp(prefix="place-"))
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     monkeypatch.setenv("TMPDIR", str(folder))
     yield folder
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _owner() -> tuple[subprocess.Popen[str], Path]:
@@ -152,12 +154,12 @@ def test_a_server_that_was_killed_leaves_nothing_behind_the_next(
     place: Path, tmp_path: Path, default_model: Path
 ) -> None:
     model = str(tiny_folder.make(tmp_path / "tiny", default_model))
-    one = Server(model, "--name", "one").wait_ready()
+    one = Server(model, "--name", "one", "--store", "none").wait_ready()
     left = set(os.listdir(place))
     assert any(name.startswith("millrace-") for name in left)
     one.process.kill()
     one.process.wait(PATIENCE)
-    two = Server(model, "--name", "two").wait_ready()
+    two = Server(model, "--name", "two", "--store", "none").wait_ready()
     try:
         assert not left & set(os.listdir(place)), "the next start removes it"
         three = Server(model, "--name", "three").wait_ready()

@@ -201,7 +201,7 @@ class _Drain:
             self._cut()
             return
         self._server.should_exit = True
-        if running := sum(len(m.client.in_flight) for m in self._registry.all()):
+        if running := self._running():
             log.info(
                 "ending: %s %g s to finish; a second Ctrl-C ends %s at once",
                 "a running request has" if running == 1 else f"{running} running requests have",
@@ -215,10 +215,13 @@ class _Drain:
         loop.call_later(self._timeout, self._cut)
         self._waiting = loop.create_task(self._until_alone())
 
+    def _running(self) -> int:
+        return sum(len(m.client.in_flight) for m in self._registry.all())
+
     async def _until_alone(self) -> None:
-        """Work that goes on for clients that are gone is not waited for."""
+        """Requests that are still being prepared for clients that are gone are not waited for."""
         await asyncio.sleep(_LAST_COMERS)
-        while self._server.server_state.connections:
+        while self._server.server_state.connections or self._running():
             await asyncio.sleep(_LOOK)
         self._cut()
 

@@ -17,7 +17,7 @@ Access = Literal["open", "use", "admin"]
 
 _HTTP: dict[Access, tuple[str, ...]] = {
     "open": (
-        "GET HEAD /",
+        "GET /",
         "GET /health",
         "GET /docs",
         "GET /openapi.json",
@@ -51,9 +51,9 @@ _HTTP: dict[Access, tuple[str, ...]] = {
         "POST /api/generate",
         "POST /api/embed",
         "POST /api/embeddings",
-        "GET HEAD /api/version",
-        "GET HEAD /api/tags",
-        "GET HEAD /api/ps",
+        "GET /api/version",
+        "GET /api/tags",
+        "GET /api/ps",
         "POST /api/show",
         # Stored responses and conversations, which belong to the key that made them.
         "POST /v1/responses",

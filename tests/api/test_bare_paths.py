@@ -23,7 +23,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory, default_model: Path) -> Itera
     model = tiny_folder.make(tmp_path_factory.mktemp("bare") / "tiny", default_model)
     limits = ("--rate-requests", str(LIMIT), "--max-body", "100000")
     names = ("--name", "tiny", "--alias", "small", "--alias", "org/other")
-    running = Server(str(model), *names, "--api-key", "key", *limits).wait_ready()
+    running = Server(str(model), *names, "--admin-key", "key", *limits).wait_ready()
     running.http.headers.update(KEY)
     yield running
     running.stop()

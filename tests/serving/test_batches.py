@@ -102,13 +102,17 @@ def test_requests_are_found_counted_and_let_go_of_without_a_look_at_the_others()
     parts = [in_flight(f"group#{n}", n) for n in range(MANY)]
     began = time.monotonic()
     for part in parts:
-        assert not book.is_taken(part.id)
+        assert not book.is_taken(part.id, "")
         book.add(part)
-        assert book.is_taken(part.id) and book.is_taken("group")
+        assert book.is_taken(part.id, "") and book.is_taken("group", "")
         assert book.unanswered == len(book)
     assert book.named("group") == parts and book.named("group#5") == [parts[5]]
     book.add(alone := in_flight("alone", MANY))
-    assert book.is_taken("alone") and book.is_taken("alone#1") and not book.is_taken("group#20000")
+    assert (
+        book.is_taken("alone", "")
+        and book.is_taken("alone#1", "")
+        and not book.is_taken("group#20000", "")
+    )
     for part in parts:
         book.sent(part)
         book.answered(part)
@@ -118,7 +122,9 @@ def test_requests_are_found_counted_and_let_go_of_without_a_look_at_the_others()
     for part in parts:
         book.remove(part)
     assert time.monotonic() - began < GENEROUS
-    assert list(book.values()) == [alone] and not book.is_taken("group") and len(book.unsent) == 1
+    assert (
+        list(book.values()) == [alone] and not book.is_taken("group", "") and len(book.unsent) == 1
+    )
 
 
 def test_a_death_with_twenty_thousand_requests_is_sorted_out_in_linear_time() -> None:

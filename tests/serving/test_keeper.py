@@ -204,7 +204,7 @@ async def _fails(stage: Stage, active: InFlight, words: str) -> None:
     """Requests end with the reason, and no more are taken."""
     await stage.until(lambda: stage.client.state is State.FAILED)
     with pytest.raises((ModelError, EngineUnavailable), match=words):
-        _ = [item async for item in active.items()]
+        _ = list(active.unread())
     with pytest.raises((ModelError, EngineUnavailable), match=words):
         stage.client.admit(1)
     assert stage.reported and words in stage.reported[0].message
