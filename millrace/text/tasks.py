@@ -6,7 +6,7 @@ of the front and in a worker process, to which it travels as JSON; it knows noth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -270,6 +270,7 @@ class FormTask(msgspec.Struct, tag="form"):
     demand: Demand
 
     def run(self, side: TextSide) -> str:
+        side.dialect.trial.check_spelling(texts_in(self.demand.value), self.demand.param)
         grammar = self.demand.alone(side.dialect.marker_tokens)
         return side.dialect.trial.check(grammar, self.demand.param)
 
@@ -287,6 +288,8 @@ def form_of(
     dialect: Dialect, chat: Conversation, demand: Demand | None, text: str
 ) -> tuple[str | None, LazyGrammar | None]:
     """The grammar that holds the whole answer, and the one that holds calls once they open."""
+    if demand is not None:
+        dialect.trial.check_spelling(texts_in(demand.value), demand.param)
     entry = demand.entry() if demand is not None else None
     lazy = dialect.strict(chat) if entry is None else None
     grammar = dialect.grammar(chat, entry, text)
@@ -296,6 +299,24 @@ def form_of(
     if lazy is None:
         return grammar, None
     return grammar, LazyGrammar(list(lazy.triggers), dialect.trial.check(lazy.grammar, param))
+
+
+_NOTES = frozenset({"description", "title", "examples", "default", "$comment"})
+"""Fields of a schema whose texts no answer has to have."""
+
+
+def texts_in(value: object) -> Iterator[str]:
+    """All texts of a schema or a list of choices that an answer may have to spell."""
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, Mapping):
+            waiting += [k for k in item if k not in _NOTES]
+            waiting += [v for k, v in item.items() if k not in _NOTES]
+        elif isinstance(item, Sequence):
+            waiting += item
 
 
 ENOUGH = 1 << 20

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
@@ -18,12 +19,14 @@ from millrace.text.formats import OutputFormat, by_name, names, tool_from_openai
 from millrace.text.formats.call_encoder import Call, write_calls
 from millrace.text.formats.syntax import PythonCalls
 from millrace.text.grammar import (
+    Demand,
     answer_grammar,
     calls_grammar,
     calls_or_answer_grammar,
     from_schema,
     strict_grammar,
 )
+from millrace.text.tasks import FormTask, TextSide, TextSideConfig
 
 FORMATS = [by_name(name) for name in names()]
 formats = pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)
@@ -287,3 +290,17 @@ def test_tool_choice_mistakes() -> None:
     odd = tool_from_openai(function("odd", {"a": {"type": "array", "uniqueItems": True}}))
     with pytest.raises(BadRequest, match="uniqueItems"):
         calls_grammar(hermes, [odd], {})
+
+
+def test_what_a_vocabulary_cannot_spell_is_refused(default_model: Path) -> None:
+    side = TextSide(TextSideConfig(folder=str(default_model), window=512))
+    rare = "\U000766fd"  # its first byte is no token of this vocabulary
+    for demand in (
+        Demand("choice", ["yes", f"no{rare}"], "guided_choice"),
+        Demand("schema", {"type": "object", "properties": {"a": {"const": rare}}}, "guided_json"),
+    ):
+        with pytest.raises(BadRequest, match="cannot spell"):
+            FormTask(demand).run(side)
+    noted = {"type": "object", "description": rare}
+    assert FormTask(Demand("schema", noted, "guided_json")).run(side)
+    assert FormTask(Demand("choice", ["ja", "né", "是", "😀"], "guided_choice")).run(side)

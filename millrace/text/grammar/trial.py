@@ -9,6 +9,7 @@ import contextvars
 import functools
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -51,6 +52,28 @@ class GrammarTrial:
                 return load_tokenizer(self._folder)
             except (OSError, ValueError) as error:
                 raise ModelError(f"{file} cannot be used for structured output: {error}") from error
+
+    @functools.cached_property
+    def _missing_bytes(self) -> frozenset[int]:
+        """Bytes that no token of the vocabulary spells: some vocabularies lack those of rare characters."""
+        known = self.tokenizer
+        spelled = (
+            (b, known.decode_bytes(known.tokenize_bytes(bytes([b])))) for b in range(128, 256)
+        )
+        return frozenset(b for b, found in spelled if found != bytes([b]))
+
+    def check_spelling(self, texts: Iterable[str], param: str | None = None) -> None:
+        """Raise a BadRequest for a text that an answer must have and the vocabulary cannot spell."""
+        for text in texts:
+            for character in set(text):
+                if character > "\x7f" and not self._missing_bytes.isdisjoint(
+                    character.encode(errors="surrogatepass")
+                ):
+                    raise BadRequest(
+                        f"This model's vocabulary cannot spell the character {character!a}, which the "
+                        "answer would have to have.",
+                        param=param,
+                    )
 
     def check(self, grammar: str, param: str | None = None) -> str:
         """The grammar itself, or a BadRequest that says why it cannot be used."""
