@@ -39,19 +39,20 @@ def strict(text: str) -> Any:
 
 
 @pytest.mark.parametrize("family", names())
-@pytest.mark.parametrize("between", [{}, {"count": 2}, {"count": 2, "hourly": True}])
-def test_the_last_of_two_short_values_counts(family: str, between: dict[str, Any]) -> None:
-    text, prompt = twice(family, "Bern", "Basel", between)
+def test_the_last_of_two_short_values_counts(family: str) -> None:
+    text, prompt = twice(family, "Bern", "Basel", {})
     answer = answer_to(by_name(family), text, prompt=prompt)
     assert answer.names == ["get_weather"]
-    assert strict(answer.arguments[0]) == {"city": "Basel", **between}
+    assert strict(answer.arguments[0]) == {"city": "Basel"}
 
 
 @pytest.mark.parametrize("family", names())
-def test_a_value_that_was_passed_on_stays(family: str) -> None:
-    text, prompt = twice(family, LONG, "Basel", {"count": 2})
+@pytest.mark.parametrize("first", [LONG, "Bern"], ids=["long", "short"])
+def test_a_value_that_was_passed_on_stays(family: str, first: str) -> None:
+    between = {} if first == LONG else {"count": 2}
+    text, prompt = twice(family, first, "Basel", between)
     answer = answer_to(by_name(family), text, prompt=prompt)
-    assert strict(answer.arguments[0]) == {"city": LONG, "count": 2}
+    assert strict(answer.arguments[0]) == {"city": first, **between}
 
 
 @pytest.mark.parametrize("family", ["hermes", "glm", "qwen3-coder", "lfm2", "deepseek-v4"])
@@ -67,17 +68,30 @@ def test_every_cut_leaves_each_key_once(family: str) -> None:
 
 def test_numbers_and_objects_too() -> None:
     body = (
-        '{"name": "get_weather", "arguments": {"count": 1, "opts": {"days": 1, "days": 2}, '
-        '"count": 2, "tags": ["a"], "tags": []}}'
+        '{"name": "get_weather", "arguments": {"count": 1, "count": 2, "opts": {"days": 1, '
+        '"days": 2}, "tags": ["a"], "tags": [], "count": 3}}'
     )
     answer = answer_to(by_name("hermes"), f"<tool_call>{body}</tool_call>")
-    assert strict(answer.arguments[0]) == {"opts": {"days": 2}, "count": 2, "tags": []}
+    assert strict(answer.arguments[0]) == {"count": 2, "opts": {"days": 2}, "tags": []}
 
 
 def test_a_key_in_other_letters_is_the_same_key() -> None:
     body = '{"name": "get_weather", "arguments": {"city": "Bern", "c\\u0069ty": "Biel"}}'
     answer = answer_to(by_name("hermes"), f"<tool_call>{body}</tool_call>")
     assert strict(answer.arguments[0]) == {"city": "Biel"}
+
+
+def test_short_values_come_in_one_piece_each() -> None:
+    text = (
+        '<tool_call>{"name": "get_weather", "arguments": {"city": "Bern", "count": 2, "ratio": 1}}'
+    )
+    pieces = read(by_name("hermes"), list(text))
+    assert [p.text for p in pieces if isinstance(p, ToolCallArguments)] == [
+        "{",
+        '"city": "Bern"',
+        ', "count": 2',
+        ', "ratio": 1}',
+    ]
 
 
 def test_the_object_opens_at_once_and_long_values_stream() -> None:

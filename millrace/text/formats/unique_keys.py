@@ -1,9 +1,10 @@
 """The JSON text of one call's arguments on its way out, with every key of an object only once.
 
-Models sometimes write a parameter twice. The later value counts, as in every JSON parser; but text
-that was passed on cannot be taken back. So short values wait until a longer one follows or the call
-ends, and a key whose value was already passed on keeps it. Whether a value waits depends on the
-text alone, never on chunks, so that a streamed call is the same as a whole one.
+Models sometimes write a parameter twice, mostly one right after the other. The later value counts,
+as in every JSON parser; but arguments stream, and what was passed on cannot be taken back. So a
+short value waits until the next key is known, and a key whose value was already passed on keeps it.
+Whether a value waits depends on the text alone, never on chunks, so that a streamed call is the
+same as a whole one.
 """
 
 from __future__ import annotations
@@ -155,6 +156,8 @@ class UniqueKeys:
         if key in level.sent:
             self._dropped = len(self._levels)
             return
+        if len(self._levels) == 1 and key not in level.held:
+            self._flush()
         self._remove(level, key)
         if not level.sent and not level.held:
             gap = level.lead
