@@ -14,8 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
-from millrace.caller import current_caller, current_departure
-from millrace.errors import Cancelled
+from millrace.caller import current_caller
 from millrace.fair_queue import FairQueue, QueueEntry, QueueFull
 
 P = ParamSpec("P")
@@ -50,7 +49,7 @@ class FairExecutor(ThreadPoolExecutor):
         """Work with the number of seconds that it is expected to take; raises Overloaded."""
         future: Future[T] = Future()
         caller = current_caller.get()
-        own = functools.partial(contextvars.copy_context().run, _unless_gone, work)
+        own = functools.partial(contextvars.copy_context().run, work)
         with self._lock:
             try:
                 entry, displaced = self._fair.push(
@@ -118,11 +117,3 @@ class FairExecutor(ThreadPoolExecutor):
         with self._lock:
             self._threads_free += 1
             self._fair.end(caller, seconds)
-
-
-def _unless_gone(work: Callable[[], T]) -> T:
-    """Do work whose client is still there."""
-    departure = current_departure.get()
-    if departure is not None and departure.gone:
-        raise Cancelled("The client is gone.")
-    return work()

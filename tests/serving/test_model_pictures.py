@@ -113,7 +113,7 @@ def test_an_error_names_the_part_that_it_is_about() -> None:
 def test_a_model_without_eyes_refuses_by_its_name() -> None:
     blind = ModelPictures("mole", Path("nowhere"), None, MediaDesk())
     with pytest.raises(BadRequest, match="the model 'mole' takes text only"):
-        asyncio.run(blind.gather(showing(data_uri(png()))))
+        asyncio.run(gather(blind, showing(data_uri(png()))))
     assert not blind.taken
     blind.check([1, 2, 3], [])
 

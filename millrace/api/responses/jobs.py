@@ -7,6 +7,7 @@ has ended, the store is where it is found.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import zlib
 from collections.abc import AsyncIterator
 from typing import Any
@@ -16,6 +17,7 @@ from millrace.api.responses.answering import Answering, encode
 from millrace.api.responses.parts import Wire
 from millrace.api.responses.plan import ResponsePlan
 from millrace.api.responses.store import Store
+from millrace.caller import current_departure
 from millrace.serving.running import Running
 
 
@@ -109,7 +111,10 @@ class Jobs:
             running.close()
             raise
         self._jobs[id] = job
-        task = asyncio.create_task(self._run(job))
+        # It goes on when the client that asked for it is gone.
+        own = contextvars.copy_context()
+        own.run(current_departure.set, None)
+        task = asyncio.create_task(self._run(job), context=own)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return job
