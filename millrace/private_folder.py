@@ -18,7 +18,7 @@ from pathlib import Path
 
 log = logging.getLogger("millrace")
 
-PREFIX = "millrace-run-"
+PREFIX = "millrun-"
 
 
 class PrivateFolder:

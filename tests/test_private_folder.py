@@ -156,7 +156,7 @@ def test_a_server_that_was_killed_leaves_nothing_behind_the_next(
     model = str(tiny_folder.make(tmp_path / "tiny", default_model))
     one = Server(model, "--name", "one", "--store", "none").wait_ready()
     left = set(os.listdir(place))
-    assert any(name.startswith("millrace-") for name in left)
+    assert any(name.startswith(PREFIX) for name in left)
     one.process.kill()
     one.process.wait(PATIENCE)
     two = Server(model, "--name", "two", "--store", "none").wait_ready()
@@ -170,4 +170,4 @@ def test_a_server_that_was_killed_leaves_nothing_behind_the_next(
         two.restarted()
     finally:
         two.stop()
-    assert [n for n in os.listdir(place) if n.startswith("millrace-")] == []
+    assert [n for n in os.listdir(place) if n.startswith(PREFIX)] == []
