@@ -2,6 +2,8 @@
 PYTHON  ?= python3
 VENV    ?= .venv
 ARGS    ?=
+# What to serve; the built-in model if empty.
+MODEL    =
 # Tests that run side by side; each has a core of its own.
 WORKERS ?= 2
 # The MLX back-end: Metal comes with MLX on a Mac; Linux gets the CPU wheel unless told otherwise.
@@ -18,7 +20,7 @@ CLIENTS ?= .venv-clients
 GATEWAY ?= .venv-gateway
 PAGE    ?= .venv-page
 
-.PHONY: help setup serve test lint unit test-heavy test-agents test-clients test-gateway demo-gateway test-page test-package test-ranks test-fuzz test-minilm bench-core hashes base-image image clean
+.PHONY: help setup serve chat prove test lint unit test-heavy test-agents test-clients test-gateway demo-gateway test-page test-package test-ranks test-fuzz test-minilm bench-core hashes base-image image clean
 
 help:  ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -41,8 +43,15 @@ $(DEVELOPS): $(SERVES)
 
 setup: $(DEVELOPS)  ## Make .venv and install everything, development's tools included
 
-serve: $(SERVES)  ## Serve the default model; ARGS="--port 9000" and BACKEND=cuda13 pass through
-	@$(BIN)/millrace serve $(ARGS)
+serve: $(SERVES)  ## Serve the built-in model, or MODEL=auto, MODEL=qwen3-4b; ARGS="--port 9000" and BACKEND=cuda13 pass through
+	@$(BIN)/millrace serve$(if $(MODEL), $(MODEL)) $(ARGS)
+
+chat: $(SERVES)  ## Talk to the server's model in the terminal; ARGS="--url http://127.0.0.1:9000" passes through
+	@$(BIN)/millrace chat $(ARGS)
+
+# Near-ties of low precision (3) are a finding and no failure of the command.
+prove: $(SERVES)  ## Write millrace-proof.md, the report to attach to an issue, in about five minutes
+	@$(BIN)/millrace prove $(ARGS) || test $$? -eq 3
 
 test: lint unit  ## Lint and all tests
 
@@ -55,8 +64,8 @@ lint: setup  ## ruff, mypy (strict) and the import contracts
 unit: setup  ## The tests; ARGS="-k name" passes through
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
-test-heavy: setup  ## Longer runs of the random ones (200 schemas, 50 tool calls), and the proof beside mlx-lm
-	@MILLRACE_HEAVY=1 $(BIN)/python -m pytest tests/api/test_structured.py tests/api/test_tools.py tests/prove --timeout 3000 $(ARGS)
+test-heavy: setup  ## Longer runs of the random ones (200 schemas, 50 tool calls, 100,000 steps), and the proof beside mlx-lm
+	@MILLRACE_HEAVY=1 $(BIN)/python -m pytest tests/api/test_structured.py tests/api/test_tools.py tests/prove tests/engine/test_many_steps.py --timeout 3000 $(ARGS)
 
 test-agents: setup  ## Real coding agents, from the npm registry, as clients
 	@MILLRACE_AGENTS=1 $(BIN)/python -m pytest tests/agents -rs --timeout 900 $(ARGS)

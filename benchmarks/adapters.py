@@ -110,27 +110,27 @@ def _time(runner: Runner, options: argparse.Namespace) -> Cost:
     """Steps of each kind in turns; the first fill memory pools and are not counted."""
     import mlx.core as mx
 
-    from millrace.engine.memory import roomy
+    from millrace.engine.runner import SequenceRun
 
     steps, rows = options.steps, options.rows
     slots = [SLOTS[i % len(SLOTS)] for i in range(rows)] if rows > 1 else [1]
-    width = PROMPT + 2 * steps + 32
-    runner.reserve(roomy(rows, width))
+    tokens = mx.array([1000 + 37 * i % 4000 for i in range(PROMPT)], mx.int32)
     for row in range(rows):
-        runner.begin(row, width)
-        tokens = [1000 + 37 * i % 4000 for i in range(PROMPT)]
-        runner.chunk(row, tokens, PROMPT, beside=False, scored=False)
-        runner.join(row, 1, PROMPT)
+        runner.begin(row)
+        runner.run(tokens, [SequenceRun(row, PROMPT)], [])
     took: dict[bool, list[float]] = {False: [], True: []}
-    inputs = mx.array([[1000 + row] for row in range(rows)], mx.int32)
+    inputs = mx.array([1000 + row for row in range(rows)], mx.int32)
+    runs = [SequenceRun(row, 1) for row in range(rows)]
     for turn in range(2 * (steps + 5)):
         adapted = bool(turn % 2)
-        runner.row_adapters = slots if adapted else [0] * rows
+        for row, slot in enumerate(slots):
+            runner.set_adapter(row, slot if adapted else 0)
         mx.synchronize()
         begin = time.perf_counter()
-        mx.eval(runner.step(inputs))
+        mx.eval(runner.run(inputs, runs, range(rows)))
         took[adapted].append(time.perf_counter() - begin)
-    runner.empty()
+    for row in range(rows):
+        runner.drop(row)
     return Cost(statistics.median(took[False][5:]), statistics.median(took[True][5:]))
 
 

@@ -33,7 +33,7 @@ from millrace.engine.runner import Runner
 from millrace.engine.sampler import Sampler
 from millrace.engine.sampling import DeviceSampling
 from millrace.engine.transport import ThreadTransport
-from millrace.engine.turn import Chunk, Forward, Reserve, Seen, Turn
+from millrace.engine.turn import Pass, Seen, Turn
 from millrace.engine.warmup import warm_up
 from millrace.models.placement import place
 from millrace.protocol import Choice, FromEngine, Sampling, Step, Submit
@@ -108,8 +108,9 @@ class Ours:
         warm_up(runner, sampler, rows, CHUNK)
         self.warm_up_seconds = time.perf_counter() - begin
         # The prefix cache is on, as it is by default, and empty: only its cost is in the figure.
-        store = SegmentStore(runner.make_caches, runner.layout)
-        sizes = measured_sizes(model, runner.layout, False)
+        segments = runner.segments(pack=False)
+        store = SegmentStore(runner.make_caches, runner.layout, None, segments)
+        sizes = runner.sizes(measured_sizes(model, runner.layout, False), pack=False)
         self.engine = assemble(
             runner,
             config,
@@ -125,10 +126,9 @@ class Ours:
 
     def _note(self, seen: Seen, turn: Turn, _pictures: object) -> None:
         for operation in turn.operations:
-            if isinstance(operation, Chunk):
-                self.turns[f"chunk of {len(operation.jobs)} x {operation.length}"] += 1
-            elif isinstance(operation, Forward | Reserve):
-                self.turns[type(operation).__name__.lower()] += 1
+            if isinstance(operation, Pass):
+                tokens = sum(run.count for run in operation.prompts)
+                self.turns["pass with prompts" if tokens else "pass"] += 1
 
     def _receive(self, message: FromEngine) -> None:
         if isinstance(message, Step):

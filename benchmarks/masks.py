@@ -58,7 +58,7 @@ class Steps:
         runner = Runner(loaded.model, loaded.caches, recurring=not on_cpu)
         self._engine = assemble(
             runner,
-            EngineConfig(model=str(folder), name="bench", speculate=0, burst=60.0),
+            EngineConfig(model=str(folder), name="bench", speculate=0, max_stall=60.0),
             Sampler(backend),
             Budget(runner.cost, 1 << 34),
             self._transport,
@@ -115,16 +115,14 @@ def _measure(options: argparse.Namespace) -> tuple[list[float], list[float]]:
         raise SetupError(found.problem)
     from millrace.config import EngineConfig
     from millrace.models.load import load
-    from millrace.text.grammar import from_fields
+    from millrace.text.grammar import from_schema
     from millrace.text.grammar.lark import single
     from millrace.text.tokenizer import Tokenizer
 
     folder = options.model or default_model()
     loaded = load(EngineConfig(model=str(folder), name="bench"))
     tokenizer = Tokenizer(folder)
-    entry = from_fields({"guided_json": SCHEMA})
-    assert entry is not None
-    grammar = single(entry)
+    grammar = single(from_schema(SCHEMA, "schema"))
     prompt = tokenizer.encode("Here is a long list of things that I saw in the forest:\n")
     ends = sorted(tokenizer.eos_ids)
     steps = Steps(loaded, folder)

@@ -18,7 +18,13 @@ blas.prepare()  # before MLX is imported
 import mlx.core as mx  # noqa: E402
 from mlx_lm.models.cache import make_prompt_cache  # noqa: E402
 
-from millrace.cache.state import Layout, checkpoint_of, from_caches, restore  # noqa: E402
+from millrace.cache.state import (  # noqa: E402
+    Layout,
+    checkpoint_of,
+    restore_checkpoint,
+    restore_segments,
+    segment_of,
+)
 from millrace.config import EngineConfig  # noqa: E402
 from millrace.models.load import load  # noqa: E402
 from millrace.text.tokenizer import Tokenizer  # noqa: E402
@@ -49,9 +55,14 @@ def _compare(model: Any, runs: list[list[int]], prefix: int) -> dict[str, float]
         state = checkpoint_of(layout, caches) if layout.rest else None
         scores = []
         for pack in (False, True):
-            segment = from_caches(layout, caches, 0, prefix, pack)
+            kept = [caches[i] for i in layout.cuttable]
+            pairs = [(c.keys[:, :, :prefix], c.values[:, :, :prefix]) for c in kept]
+            segment = segment_of(pairs, prefix, pack)
             sizes[pack] += segment.nbytes
-            again = restore(model, layout, prefix, [segment], state, prefix if state else None)
+            again = make_prompt_cache(model)
+            restore_segments(again, layout, [segment], prefix)
+            if state is not None:
+                restore_checkpoint(again, layout, state, prefix, prefix)
             logits = model(mx.array([run[prefix:-1]]), cache=again)[0].astype(mx.float32)
             scores.append(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
         follow = mx.array(run[prefix + 1 :])[:, None]

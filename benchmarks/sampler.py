@@ -109,45 +109,39 @@ def _measure(options: argparse.Namespace) -> dict[str, Cost]:
 
     folder = options.model or default_model()
     loaded = load(EngineConfig(model=str(folder), name="bench"))
-    caches = _prefilled(loaded.model)
     cases = [options.only] if options.only else list(CASES)
     costs = {}
     for name in track(cases, "measuring", transient=True):
-        batch = _batch(loaded.model, loaded.device, CASES[name], caches)
+        batch = _batch(loaded.model, loaded.device, CASES[name])
         costs[name] = _time(batch, options.steps)
     return costs
-
-
-def _prefilled(model: Any) -> list[Any]:
-    """The state of a prompt, its last token not run."""
-    import mlx.core as mx
-    from mlx_lm.models.cache import make_prompt_cache
-
-    caches: list[Any] = make_prompt_cache(model)
-    model(mx.array([_prompt()[:-1]], mx.int32), cache=caches)
-    mx.eval([cache.state for cache in caches])
-    return caches
 
 
 def _prompt() -> list[int]:
     return [1000 + 37 * i % 4000 for i in range(PROMPT)]
 
 
-def _batch(model: Any, device: str, params: tuple[Sampling, ...], caches: list[Any]) -> Batch:
+def _batch(model: Any, device: str, params: tuple[Sampling, ...]) -> Batch:
+    import mlx.core as mx
+
     from millrace.engine.batch import Batch
-    from millrace.engine.memory import roomy
     from millrace.engine.row import Row
-    from millrace.engine.runner import Runner
+    from millrace.engine.runner import Runner, SequenceRun
     from millrace.engine.sampler import Sampler
     from millrace.engine.sampling import DeviceSampling, HostSampling
 
     runner = Runner(model, recurring=device != "cpu")
     batch = Batch(runner, Sampler(HostSampling() if device == "cpu" else DeviceSampling()))
-    runner.reserve(roomy(ROWS, PROMPT + 1024))
-    for i in range(ROWS):
-        request = Submit(i, _prompt(), [], 10_000, params[i % len(params)], stop_ids=[2])
-        runner.adopt(i, list(caches), PROMPT + 1024)
-        batch.join(i, [Row.of(request, Choice(0, i))], _prompt())
+    prompt = mx.array(_prompt()[:-1], mx.int32)
+    runner.begin(0)
+    runner.run(prompt, [SequenceRun(0, len(prompt))], [])
+    rows = [
+        Row.of(
+            Submit(i, _prompt(), [], 10_000, params[i % len(params)], stop_ids=[2]), Choice(0, i)
+        )
+        for i in range(ROWS)
+    ]
+    batch.join(0, rows, _prompt())
     return batch
 
 

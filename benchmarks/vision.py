@@ -29,7 +29,7 @@ from millrace.engine.runner import Runner  # noqa: E402
 from millrace.engine.sampler import Sampler  # noqa: E402
 from millrace.engine.sampling import DeviceSampling, HostSampling  # noqa: E402
 from millrace.engine.transport import ThreadTransport  # noqa: E402
-from millrace.engine.turn import Chunk, EncodePicture, Seen, Turn  # noqa: E402
+from millrace.engine.turn import EncodePicture, Pass, Seen, Turn  # noqa: E402
 from millrace.engine.warmup import warm_up  # noqa: E402
 from millrace.models.vision.families import FAMILIES  # noqa: E402
 from millrace.models.vision.model import VisionLanguageModel  # noqa: E402
@@ -170,8 +170,8 @@ class Streams:
 def _in_words(operation: Any) -> str:
     name = type(operation).__name__
     match operation:
-        case Chunk(count=count):
-            return f"{name} of {count}"
+        case Pass(prompts=prompts) if prompts:
+            return f"{name} with {sum(run.count for run in prompts)} prompt tokens"
         case EncodePicture(parts=parts):
             return f"{name} in {parts}"
     return name

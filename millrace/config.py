@@ -25,6 +25,7 @@ GroupBackend = Literal["ring", "jaccl", "nccl"]
 """MLX's ways for ranks to talk."""
 Parallel = Literal["auto", "tensor", "pipeline"]
 """How a model is split: every layer over all ranks, or whole layers; `auto` is what the model offers."""
+_SERVER_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
 MOST_NAME = 256
 """Characters of an adapter's name."""
 
@@ -39,12 +40,32 @@ def home() -> Path:
     return Path(base) / "millrace"
 
 
+class LimitSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a key, or a model for all its callers together, is held to; None sets no limit."""
+
+    rate_requests: int | None = None
+    """Requests per minute."""
+    rate_tokens: int | None = None
+    """Tokens per minute, of prompts and answers together."""
+    max_running: int | None = None
+    """Answers of a key at the same time. (What a model has of these is in its EngineConfig.)"""
+    max_prompt_tokens: int | None = None
+    max_answer_tokens: int | None = None
+
+    @property
+    def given(self) -> dict[str, int]:
+        found = {name: getattr(self, name) for name in self.__struct_fields__}
+        return {name: value for name, value in found.items() if value is not None}
+
+
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     """A key that opens the server, and whose it is."""
 
     secret: str
     name: str = ""
     role: Role = "use"
+    limits: LimitSettings = LimitSettings()
+    """Its own, beside those that all keys have."""
 
     def __repr__(self) -> str:
         return f"ApiKey(name={self.name!r}, role={self.role!r})"
@@ -123,6 +144,10 @@ class SpecPrefillConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
+FEWEST_RUNNING = 32
+"""Sequences that run at a time where nobody has said how many, at least."""
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All that an engine process is told at its start."""
 
@@ -133,11 +158,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     weights: Weights = "auto"
     context: int | None = None
     """The window in tokens; None takes the model's own."""
-    max_running: int = 32
+    max_running: int | None = None
+    """Sequences that run at a time, at most; None takes what suits the device and its memory."""
     prefill_chunk: int | None = None
-    """The most prompt tokens run between two decode steps; None takes what suits the device."""
+    """The most tokens of a step; None takes what suits the device."""
     max_stall: float | None = None
-    """Seconds that a prompt may hold up running streams; None takes 2.5 recent decode steps."""
+    """Seconds that no step is planned to take longer than while answers are generated; None takes what
+    suits the device."""
     kv_memory: int | None = None
     """Bytes for the key-value state of running requests; None takes the device's share."""
     cache: bool = True
@@ -148,17 +175,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of the prefix cache on disk; 0 keeps none there."""
     cache_dir: str | None = None
     """Where the disk tier lives; None is the user's cache folder."""
+    server_port: int = 0
+    """The port of its server, told to others that find its prefix cache in use; 0 is none."""
     cache_quant: bool = False
     """Whether state at rest is stored in 8 bits."""
     cache_told: bool = False
     """Whether the engine tells what becomes of the prefix cache, for gateways that route by it."""
     checkpoint_every: int = 1024
     """Tokens between checkpoints of state that cannot be cut."""
-    burst: float = 2.0
-    """Seconds that prompts which are ready wait for others while nobody is being answered."""
     speculate: int | None = None
-    """Tokens that a row may guess ahead from what its context repeats; None takes what suits the
-    device, 0 guesses nothing."""
+    """Draft tokens that a row may try from what its context repeats; None takes what suits the
+    device, 0 tries none."""
     task: Task = "auto"
     pooling: str | None = None
     """How an encoder's states become one vector; None takes what its folder says."""
@@ -187,8 +214,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_format: LogFormat = "text"
 
     def __post_init__(self) -> None:
-        _positive("--max-running", self.max_running)
         for option, value in (
+            ("--max-running", self.max_running),
             ("--prefill-chunk", self.prefill_chunk),
             ("--max-stall", self.max_stall),
             ("--kv-memory", self.kv_memory),
@@ -218,6 +245,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What all engines are told alike; each model has its own folder and name."""
     host: str = "127.0.0.1"
     port: int = 8000
+    server_name: str | None = None
+    """How other commands on this machine call this server."""
     drain_timeout: float = 30.0
     max_body: int = 32 * 1024 * 1024
     keep_alive: float = 5.0
@@ -232,6 +261,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The file of stored responses; None is one in the user's folder, `none` keeps nothing."""
     store_days: int = 30
     """Days after which a stored response that nothing was built on is dropped."""
+    store_limit: int | None = None
+    """Bytes of all stored responses; None takes half of the free disk space, and 16 GiB at most."""
     memory: int | None = None
     """Bytes for all models together; None takes most of the device's."""
     max_waiting: int = 256
@@ -272,6 +303,11 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise SetupError(f"--port {self.port} is not a port; choose 1 to 65535.")
+        if (name := self.server_name) is not None and not _SERVER_NAME.fullmatch(name):
+            raise SetupError(
+                f"--server-name {name!r} is no name: use letters, digits, '.', '_' and '-', up to 64, "
+                "and begin with a letter."
+            )
         if self.smg is not None:
             host, _, port = self.smg.rpartition(":")
             if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
@@ -286,6 +322,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
         if (self.max_connections_per_address or 0) < 0:
             raise SetupError("--max-connections-per-address cannot be negative; 0 sets no limit.")
         _positive("--store-days", self.store_days)
+        if self.store_limit is not None:
+            _positive("--store-limit", self.store_limit)
         _positive("--max-waiting", self.max_waiting)
         _positive("--max-pictures", self.max_pictures)
         if self.memory is not None:

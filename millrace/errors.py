@@ -49,6 +49,18 @@ class ContextLengthExceeded(BadRequest):
         self.window = window
 
 
+class PromptLimitExceeded(ContextLengthExceeded):
+    """A prompt that the model could take, and that its caller's key or the model's table does not allow."""
+
+    def __init__(self, prompt_tokens: int, most: int, setting: str) -> None:
+        super().__init__(prompt_tokens, most)
+        self.message = (
+            f"The prompt is {prompt_tokens} tokens long, and the limit is {most} tokens ({setting}). "
+            "Shorten the prompt."
+        )
+        self.args = (self.message,)
+
+
 class InputTooLong(BadRequest):
     """A text for an encoder that has more tokens than it takes."""
 
@@ -68,6 +80,15 @@ class BadPicture(BadRequest):
     code = "invalid_image"
 
     def __init__(self, message: str, *, param: str | None = "messages") -> None:
+        super().__init__(message, param=param)
+
+
+class BadDocument(BadRequest):
+    """A document whose text cannot be read."""
+
+    code = "invalid_file"
+
+    def __init__(self, message: str, *, param: str | None = "file_data") -> None:
         super().__init__(message, param=param)
 
 
@@ -117,12 +138,12 @@ class PreviousResponseNotFound(BadRequest):
 class ModelNotFound(NotFound):
     code = "model_not_found"
 
-    def __init__(self, name: str, available: list[str]) -> None:
+    def __init__(self, name: str, available: list[str], hint: str = "") -> None:
         known = ", ".join(available) or "none"
         shown = name if len(name) <= 200 else f"{name[:200]}..."
-        super().__init__(
-            f"There is no model '{shown}' here. Models served: {known}.", param="model"
-        )
+        hint = f" {hint}" if hint else ""
+        missing = f"There is no model '{shown}' here." if name else "The request names no model."
+        super().__init__(f"{missing}{hint} Models served: {known}.", param="model")
 
 
 class NotLoaded(MillraceError):
@@ -135,6 +156,19 @@ class NotLoaded(MillraceError):
 class RequestTooLarge(MillraceError):
     code = "request_too_large"
     status = 413
+
+
+class UnsupportedEncoding(BadRequest):
+    """A request body with a Content-Encoding."""
+
+    code = "unsupported_encoding"
+    status = 415
+
+    def __init__(self, coding: str) -> None:
+        super().__init__(
+            f"The body has the Content-Encoding '{coding}', which this server does not decode. "
+            f"Send it without one."
+        )
 
 
 class Overloaded(MillraceError):
@@ -173,6 +207,27 @@ class OutOfMemory(MillraceError):
     status = 507
 
 
+class InsufficientStorage(MillraceError):
+    """No room to store a response or conversation: over the caller's limit, or the disk is full."""
+
+    code = "insufficient_storage"
+    status = 507
+
+
+class StorageUnavailable(MillraceError):
+    """The file of stored responses cannot be read or written."""
+
+    code = "storage_unavailable"
+    status = 503
+
+
+class HubUnreachable(MillraceError):
+    """The Hugging Face hub does not answer, or this server may not ask it."""
+
+    code = "hub_unreachable"
+    status = 503
+
+
 class DeadlineExceeded(MillraceError):
     code = "timeout"
     status = 504
@@ -195,6 +250,10 @@ class EngineUnavailable(MillraceError):
 
     code = "engine_unavailable"
     status = 503
+
+
+class ShuttingDown(EngineUnavailable):
+    """The server ends, and takes no more requests."""
 
 
 class RequestFailed(MillraceError):

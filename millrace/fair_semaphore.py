@@ -4,11 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from millrace.caller import current_caller
 from millrace.fair_queue import FairQueue, QueueFull
+
+
+class FairPlace:
+    """A place that is held."""
+
+    def __init__(self, leave: Callable[[float], None]) -> None:
+        self._leave: Callable[[float], None] | None = leave
+        self._begun = time.monotonic()
+
+    def leave(self) -> None:
+        """Give the place to who waits; a second time has no effect."""
+        leave, self._leave = self._leave, None
+        if leave is not None:
+            leave(time.monotonic() - self._begun)
 
 
 class FairSemaphore:
@@ -28,6 +43,14 @@ class FairSemaphore:
     @contextlib.asynccontextmanager
     async def place(self, expected: float = 0.0) -> AsyncIterator[None]:
         """Hold a place, for about `expected` seconds; raises Overloaded."""
+        place = await self.enter(expected)
+        try:
+            yield
+        finally:
+            place.leave()
+
+    async def enter(self, expected: float = 0.0) -> FairPlace:
+        """A place, to be left by whoever gets it; raises Overloaded."""
         caller = current_caller.get()
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
@@ -47,11 +70,7 @@ class FairSemaphore:
             if not self._queue.discard(entry) and granted:
                 self._leave(caller, 0.0)
             raise
-        begun = time.monotonic()
-        try:
-            yield
-        finally:
-            self._leave(caller, time.monotonic() - begun)
+        return FairPlace(functools.partial(self._leave, caller))
 
     def _leave(self, caller: str, seconds: float) -> None:
         self._free += 1

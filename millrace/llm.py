@@ -36,6 +36,7 @@ from millrace.serving.wishes import Wishes, fill
 from millrace.text.conversation import Conversation, turn_of
 from millrace.text.deltas import Content, Delta
 from millrace.text.inputs import Cut
+from millrace.text.loops import AnswerLoop
 from millrace.text.reading import CallsInText, SplitText, parse_tool_calls, split_reasoning
 
 Message = dict[str, Any]
@@ -51,6 +52,8 @@ class Output:
     finish_reason: str
     prompt_tokens: int
     completion_tokens: int
+    finish_details: AnswerLoop | None = None
+    """The repetition at which the loop guard ended it, if it did."""
 
 
 class LLM:
@@ -62,7 +65,7 @@ class LLM:
         *,
         weights: Weights = "auto",
         context: int | None = None,
-        max_running: int = 32,
+        max_running: int | None = None,
         prefill_chunk: int | None = None,
         task: Task = "auto",
         pooling: str | None = None,
@@ -137,10 +140,9 @@ class LLM:
         """Answer one prompt, or several at once in one batch.
 
         Options: temperature, top_p, top_k, min_p, typical_p, the penalties, logit_bias, min_tokens,
-        bad_words, seed, max_tokens, stop, stop_token_ids, ignore_eos, priority, timeout, specprefill,
-        specprefill_keep_pct; and adapter,
-        the name of one of those that the model was loaded with. What is left out is the model's own
-        default.
+        bad_words, seed, max_tokens, stop, stop_token_ids, ignore_eos, loop_guard, priority, timeout,
+        specprefill, specprefill_keep_pct; and adapter, the name of one of those that the model was
+        loaded with. What is left out is the model's own default.
         """
         return self._host.call(self._generate(prompt, options))
 
@@ -268,6 +270,7 @@ class LLM:
             finish_reason=finish.reason if finish else "stop",
             prompt_tokens=usage.prompt,
             completion_tokens=usage.completion,
+            finish_details=finish.loop if finish else None,
         )
 
     async def _run(self, prompt: Prompt, options: dict[str, Any]) -> Running:

@@ -1,7 +1,7 @@
 """Worker processes: a few of one program, which take tasks and give replies as frames over pipes.
 
 They start when the first task comes, end when they are idle or the server ends, and one that dies
-costs its own task a second try. What tasks and replies say is not known here.
+or is stopped costs its own task a second try. What tasks and replies say is not known here.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ log = logging.getLogger("millrace.serving")
 _NICER = 10
 """How much less of a core that they share workers get than an engine: about a tenth."""
 _TRIES = 2
+_LOOK_SECONDS = 1.0
+_STOPPED_LOOKS = 5
+"""A process that the system shows as stopped this many looks in a row is replaced. One look is not enough:
+a terminal stops and continues all processes of the server together."""
 _LEARNT = 0.3
 """The weight of the last task in what a task of its kind is expected to take."""
 
@@ -147,7 +151,13 @@ class WorkerPool:
                     self._busy.add(worker)
                     return worker
                 worker.end()
-        worker = _Worker(self._program, self._nicer)
+        try:
+            worker = _Worker(self._program, self._nicer)
+        except (OSError, RuntimeError) as error:  # no memory, no descriptors, no threads
+            raise EngineUnavailable(
+                f"The process for a {self._work} cannot be started: {error}. The limits of the server's "
+                "process (ulimit) may be too low."
+            ) from error
         with self._lock:
             if not self._closed:
                 self._busy.add(worker)
@@ -197,8 +207,8 @@ class _Worker:
         pipes = cast(BinaryIO, self._process.stdin), cast(BinaryIO, self._process.stdout)
         deadline = time.monotonic() + patience
         try:
-            write_frame(_Persistent(pipes[0], deadline), *task)
-            data = read_frame(_Patient(pipes[1], deadline))
+            write_frame(_Persistent(pipes[0], _Wait(self._process, pipes[0], deadline)), *task)
+            data = read_frame(_Patient(pipes[1], _Wait(self._process, pipes[1], deadline)))
         except OSError as error:
             if isinstance(error, TimeoutError):
                 raise
@@ -218,23 +228,50 @@ class _Worker:
         self._process.wait()
 
 
-class _Persistent:
-    """Writes all of it, however small the pipe is, until a deadline: a process that has been stopped reads
-    nothing."""
+class _Wait:
+    """Waits for one end of a pipe, until a deadline, and while the process at the other end can run."""
 
-    def __init__(self, pipe: BinaryIO, deadline: float) -> None:
-        self._pipe = pipe
+    def __init__(self, process: subprocess.Popen[bytes], pipe: BinaryIO, deadline: float) -> None:
+        self._pid = process.pid
         self._deadline = deadline
         self._poll = select.poll()
-        self._poll.register(pipe, select.POLLOUT)
+        self._poll.register(pipe, select.POLLOUT if pipe is process.stdin else select.POLLIN)
+
+    def until_ready(self) -> None:
+        looks = 0
+        while (left := self._deadline - time.monotonic()) > 0:
+            if self._poll.poll(min(left, _LOOK_SECONDS) * 1000):
+                return
+            looks = looks + 1 if _is_stopped(self._pid) else 0
+            if looks >= _STOPPED_LOOKS:
+                raise _Gone("it was stopped")
+        raise TimeoutError
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a child was stopped by a signal. False where the system does not tell it without the
+    child's end being taken from whoever waits for it."""
+    if not hasattr(os, "waitid"):
+        return False
+    try:
+        state = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return state is not None
+
+
+class _Persistent:
+    """Writes all of it, however small the pipe is: a process that has been stopped reads nothing."""
+
+    def __init__(self, pipe: BinaryIO, wait: _Wait) -> None:
+        self._pipe = pipe
+        self._wait = wait
         os.set_blocking(pipe.fileno(), False)
 
     def write(self, data: bytes) -> int:
         rest = memoryview(data)
         while rest:
-            left = self._deadline - time.monotonic()
-            if left <= 0 or not self._poll.poll(left * 1000):
-                raise TimeoutError
+            self._wait.until_ready()
             rest = rest[self._pipe.write(rest) or 0 :]
         return len(data)
 
@@ -243,22 +280,18 @@ class _Persistent:
 
 
 class _Patient:
-    """Reads as much as is asked for, until a deadline."""
+    """Reads as much as is asked for."""
 
-    def __init__(self, pipe: BinaryIO, deadline: float) -> None:
+    def __init__(self, pipe: BinaryIO, wait: _Wait) -> None:
         self._pipe = pipe
-        self._deadline = deadline
-        self._poll = select.poll()
-        self._poll.register(pipe, select.POLLIN)
+        self._wait = wait
 
     def read(self, count: int) -> memoryview:
         # Into one place: to put parts together would hold the interpreter's lock for as long.
         found = memoryview(bytearray(count))
         done = 0
         while done < count:
-            left = self._deadline - time.monotonic()
-            if left <= 0 or not self._poll.poll(left * 1000):
-                raise TimeoutError
+            self._wait.until_ready()
             read: int = self._pipe.readinto(found[done:])  # type: ignore[attr-defined]
             if not read:
                 break

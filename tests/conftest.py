@@ -33,6 +33,9 @@ sys.dont_write_bytecode = False
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+# No test asks a hub but its own: whatever is to be fetched meets a port that nothing listens on.
+os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"
+
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = os.environ.get("MILLRACE_PYTHON", sys.executable)
 """What servers are started with, where the tests run without millrace's own environment."""
@@ -164,10 +167,11 @@ class Server:
         )
         # A file, not a pipe: nobody reads along, and a full pipe would stop the server.
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
+        self._shown = tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
             [*within, PYTHON, "-m", "millrace", "serve", *args, "--port", str(self.port)],
             env=os.environ | (env or {}),
-            stdout=subprocess.DEVNULL,
+            stdout=self._shown,
             stderr=self._log,
         )
 
@@ -195,8 +199,11 @@ class Server:
 
     def log(self) -> str:
         """All that the server and its engine wrote to stderr so far."""
-        file = self._log.fileno()  # its position is the server's, too: read without moving it
-        return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
+        return _written(self._log.fileno())
+
+    def shown(self) -> str:
+        """All that the server wrote to stdout so far: its banner."""
+        return _written(self._shown.fileno())
 
     @property
     def engine(self) -> int:
@@ -213,6 +220,11 @@ class Server:
 
     def stop(self, timeout: float = PATIENCE) -> int:
         return ended(self.process, timeout)
+
+
+def _written(file: int) -> str:
+    # The position is the server's, too: read without moving it.
+    return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
 
 
 @pytest.fixture(scope="session")

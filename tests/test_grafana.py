@@ -55,7 +55,7 @@ def test_the_same_figures_have_vllms_names_where_they_are_wanted() -> None:
     for names in get_args(MetricsNames):
         metrics = Metrics(names)
         model = metrics.of("one")
-        model.ready(1000)
+        model.ready(1000, 500)
         model.stepped(Step(running=3, kv_bytes=250))
         model.token(0.25, 7)
         metrics.refused("/", "x")

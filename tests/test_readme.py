@@ -27,7 +27,7 @@ SUBSTITUTES = {
     "http://127.0.0.1:8000": "the address of the test's own server, which takes a free port",
     SERVE: "the default model, which is here, in place of one that would have to be fetched",
     "millrace chat": "with --url and --max-tokens, and a question on standard input",
-    "Tell me a story.": "a story of some words: `max_tokens` is given",
+    "max_tokens=200": "12: a story of some words",
 }
 PROGRAMS = {
     "make",
@@ -46,6 +46,7 @@ ELSEWHERE = {
     "pip install .": "make test-package",
     "pipx install .": "make test-package",
     "uv tool install .": "make test-package",
+    "pip install openai": "make test",
 }
 """What installs is run by a target of its own, into nothing."""
 NEEDS_MORE = {"backend", "worker", "prove", "service", "clean", "bench", "embed", "launch"}
@@ -97,8 +98,14 @@ def test_every_command_works(command: str, server: Server, tmp_path: Path) -> No
     program, *arguments = shlex.split(command)
     if program == "make":
         planned = _sh(shlex.join(["make", "-nB", *arguments]), tmp_path)
-        asked = next((a.removeprefix("ARGS=") for a in arguments if a.startswith("ARGS=")), "")
-        wanted = {"serve": f"millrace serve {asked}".strip(), "test": "pytest -n"}
+        given = dict(a.split("=", 1) for a in arguments if "=" in a)
+        asked = " ".join(filter(None, (given.get("MODEL"), given.get("ARGS"))))
+        wanted = {
+            "serve": f"millrace serve {asked}".strip(),
+            "chat": f"millrace chat {asked}".strip(),
+            "prove": f"millrace prove {asked}".strip(),
+            "test": "pytest -n",
+        }
         assert wanted[arguments[0]] in planned
         backend = next((a.removeprefix("BACKEND=") for a in arguments if "BACKEND=" in a), "")
         assert backend in planned
@@ -114,6 +121,8 @@ def test_every_command_works(command: str, server: Server, tmp_path: Path) -> No
         assert _sh(f"{command} {more}", tmp_path, "What is the capital of France?\n")
     elif command == "millrace doctor":
         assert "models that fit" in _sh(command, tmp_path)
+    elif command == "millrace serve auto":
+        assert (ROOT / "tests" / "cli" / "test_auto.py").is_file()  # it is run there, with a hub
     elif command in ("millrace serve", SERVE):
         assert server.health()["status"] == "ready"  # started by that very command
     elif command == "millrace --help":
@@ -134,7 +143,8 @@ def _help(*command: str) -> str:
 @pytest.mark.parametrize("program", PYTHON_BLOCKS, ids=lambda block: block.split()[1])
 def test_every_program_works(program: str, server: Server) -> None:
     program = program.replace("http://127.0.0.1:8000", server.url)
-    program = program.replace('story."}]', 'story."}], max_tokens=12')
+    assert "max_tokens=200" in program, "a small model's story can run for thousands of tokens"
+    program = program.replace("max_tokens=200", "max_tokens=12")
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
@@ -160,9 +170,25 @@ def test_every_page_that_it_links_to_is_there() -> None:
     assert {link for link in links if ":" not in link and not (ROOT / link).exists()} == set()
 
 
-def test_the_table_of_machines_is_the_one_that_doctor_has() -> None:
-    from millrace.models.suggestions import SUGGESTIONS
+def test_its_first_lines_promise_what_was_proven() -> None:
+    first = " ".join(README.partition("\n## ")[0].split())
+    assert "we have not run it there" in first, "as long as docs/platforms.md says so of macOS"
+    assert "**Not run by us**" in (ROOT / "docs" / "platforms.md").read_text("utf-8")
+    assert "`make prove`" in first and "millrace-proof.md" in first
+    assert "float32" in first and "bfloat16" in first
+
+
+def test_what_a_new_user_types_after_make_serve_needs_nothing_on_the_path() -> None:
+    """`make serve` installs into .venv alone: up to the list of features, chat is make's."""
+    story = README.partition("\n## What works")[0]
+    assert "`make chat`" in story and ".venv/bin/millrace" in story
+    assert story.index("`make chat`") < story.index("`millrace chat`")
+
+
+def test_the_table_of_machines_names_models_of_the_table_alone() -> None:
+    from millrace.models.short_names import all_names
 
     (table,) = re.findall(r"^\| memory \| \|\n(?:\|.*\n)+", README, re.M)
-    missing = [s.name for s in SUGGESTIONS if not re.search(rf"\b{re.escape(s.name)}\b", table)]
-    assert missing == []
+    named = re.findall(r"`([^`]+)`", table)
+    assert len(named) > 15
+    assert set(named) <= {model.name for model in all_names()}

@@ -95,8 +95,12 @@ def settings(shape: str, **more: Any) -> dict[str, Any]:
 
 def build(shape: str, seed: int = 0, **more: Any) -> Any:
     """A model with random float32 weights, wide enough apart that no two logits tie."""
+    return model_of(shape, settings(shape, **more), seed)
+
+
+def model_of(shape: str, config: dict[str, Any], seed: int = 0) -> Any:
+    """The same for a configuration of one's own."""
     module = importlib.import_module(f"mlx_lm.models.{shape}")
-    config = settings(shape, **more)
     mx.random.seed(seed)
     model = module.Model(module.ModelArgs.from_dict(config))
     model.update(tree_map(_spread, model.parameters()))

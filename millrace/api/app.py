@@ -7,12 +7,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from millrace.api import errors, middleware
-from millrace.api.admin import adapters, cache, library, viewing, watching
+from millrace.api import documents, errors, middleware
+from millrace.api.admin import adapters, cache, hub, library, viewing, watching
 from millrace.api.admin import models as control
 from millrace.api.admin import routes as admin
 from millrace.api.anthropic import routes as anthropic
 from millrace.api.bare_paths import BarePathMiddleware
+from millrace.api.body_budget import TrimMiddleware
 from millrace.api.callers import permitted
 from millrace.api.context import Context
 from millrace.api.encode import embeddings, pooling, rerank
@@ -52,9 +53,11 @@ def create_app(context: Context) -> FastAPI:
         watching,
         viewing,
         library,
+        hub,
         cache,
         control,
         adapters,
+        documents,
         openapi,
     ):
         app.include_router(module.router)
@@ -64,6 +67,7 @@ def create_app(context: Context) -> FastAPI:
     if context.config.engine.strip_volatile:
         app.add_middleware(StrippedHeader)
     middleware.install(app, context)
+    app.add_middleware(TrimMiddleware)
     app.add_middleware(TurnstileMiddleware)
     app.add_middleware(BarePathMiddleware, own=[route.path for route in flat(app.routes)])
     app.add_exception_handler(MillraceError, errors.respond)

@@ -1,35 +1,45 @@
-"""Reading request bodies: bounded, JSON, checked against a type; every fault a clear 400 or 413."""
+"""Reading request bodies: bounded, JSON, checked against a type; faults are refused with a clear error."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
 
+from millrace.api.body_budget import SMALL
+from millrace.api.context import context_of
 from millrace.api.decoding import LARGE, decode_large
-from millrace.errors import BadRequest, RequestTooLarge, Unsupported
+from millrace.errors import (
+    BadRequest,
+    Overloaded,
+    RequestTooLarge,
+    Unsupported,
+    UnsupportedEncoding,
+)
 
 T = TypeVar("T")
 DEEPEST = 128
 """Levels of lists and objects in a body: templates, schemas and encoders walk them by recursion."""
 MOST_FIELDS = 1024
 """Fields of a body, and of its extra_body: those that are not known are named in the response."""
+READ_AND_DROPPED = 64
+"""How many times the limit is read of a body that is too large, so that its client reads the answer."""
+_DISCARD_SECONDS = 1.0
+"""For which the rest of a refused body is read and dropped."""
+_LONGEST_CODING = 100
 _PATH = re.compile(r" - at `\$\.?(.*)`$")
 
 
 async def read_object(request: Request, limit: int) -> dict[str, Any]:
     """The JSON object in the body. The model that it asks for is noted for the log."""
-    body = await _read(request, limit)
     try:
-        if len(body) < LARGE:
-            # Few brackets, few levels: a list of a million tokens need not be walked through.
-            value = _bounded(msgspec.json.decode(body), body.count(b"[") + body.count(b"{"))
-        else:
-            value = await asyncio.to_thread(lambda: _bounded(*decode_large(body)))
+        async with _read(request, limit) as body:
+            value = await _decoded(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"The body is not valid JSON: {error}") from error
     except RecursionError as error:
@@ -39,6 +49,13 @@ async def read_object(request: Request, limit: int) -> dict[str, Any]:
     check_fields(value, "The body")
     request.state.asked_model = value.get("model")
     return value
+
+
+async def _decoded(body: bytearray) -> Any:
+    if len(body) < LARGE:
+        # Few brackets, few levels: a list of a million tokens need not be walked through.
+        return _bounded(msgspec.json.decode(body), body.count(b"[") + body.count(b"{"))
+    return await asyncio.to_thread(lambda: _bounded(*decode_large(body)))
 
 
 def check_fields(value: Mapping[str, Any], name: str, param: str | None = None) -> None:
@@ -64,21 +81,67 @@ def _depth(value: Any) -> int:
     return depth
 
 
-async def _read(request: Request, limit: int) -> bytes:
-    if _waits_to_send(request) and int(request.headers.get("content-length", 0)) > limit:
+async def _check_encoding(request: Request) -> None:
+    """Refuse a body in a coding: it would be decoded as if it were plain JSON."""
+    coding = ", ".join(request.headers.getlist("content-encoding")).strip()
+    if coding and coding.lower() != "identity":
+        await _discard(request)
+        raise UnsupportedEncoding(coding[:_LONGEST_CODING])
+
+
+@contextlib.asynccontextmanager
+async def _read(request: Request, limit: int) -> AsyncIterator[bytearray]:
+    """The body, whose bytes are reserved in the server's budget until the block ends."""
+    await _check_encoding(request)
+    declared = request.headers.get("content-length")
+    too_large = declared is not None and int(declared) > limit
+    if too_large and (_waits_to_send(request) or int(declared or 0) > READ_AND_DROPPED * limit):
+        request.state.body_unread = True
         raise _too_large(limit)
-    chunks: list[bytes] = []
-    size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        # The rest is read and thrown away: a client that is still sending does not hear an answer.
-        if size <= limit:
-            chunks.append(chunk)
-        elif size > 64 * limit:
-            break
-    if size > limit:
-        raise _too_large(limit)
-    return b"".join(chunks)
+    async with contextlib.AsyncExitStack() as reservation:
+        budget = context_of(request).bodies
+        try:
+            if declared is not None and not too_large:
+                await reservation.enter_async_context(budget.reserved(int(declared)))
+            body = bytearray()
+            size = 0
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > limit:
+                    too_large = True
+                if too_large:
+                    # Discarded: many clients read the response only after they have sent everything.
+                    body.clear()
+                    if size > READ_AND_DROPPED * limit:
+                        request.state.body_unread = True
+                        break
+                    continue
+                if declared is None and size > SMALL >= size - len(chunk):
+                    # Its length is unknown; it may become as large as any body.
+                    await reservation.enter_async_context(budget.reserved(limit))
+                body += chunk
+                request.state.body_bytes = size
+        except Overloaded:
+            await _discard(request)
+            raise
+        if too_large:
+            raise _too_large(limit)
+        yield body
+
+
+async def _discard(request: Request) -> None:
+    """Read and drop the rest of a refused body for a moment, so that the client reads the response.
+
+    A connection whose body is not read to its end is closed after the response.
+    """
+    request.state.body_unread = True
+    if _waits_to_send(request):
+        return
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_DISCARD_SECONDS):
+            async for _ in request.stream():
+                pass
+            request.state.body_unread = False
 
 
 def _waits_to_send(request: Request) -> bool:
@@ -103,6 +166,14 @@ def convert(raw: Mapping[str, Any], type: type[T]) -> T:
         param = match[1] if match else None
         message = text[: match.start()] if match else text
         raise BadRequest(f"{param or 'body'}: {message}.", param=param) from error
+
+
+def read_query(request: Request, type: type[T]) -> T:
+    """The query parameters as a typed struct; texts become numbers where the struct has numbers."""
+    try:
+        return msgspec.convert(dict(request.query_params), type, strict=False)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"{error}.", param="query") from None
 
 
 def refuse(raw: Mapping[str, Any], neutral: Mapping[str, Collection[Any]]) -> None:

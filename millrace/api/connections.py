@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from millrace.api.errors import shape_of
+from millrace.api.http1_rules import LARGEST_CHUNK
 from millrace.api.reader_watch import WatchedProtocol
 from millrace.errors import MillraceError, Overloaded
 
@@ -170,6 +171,8 @@ def _answer(error: MillraceError, head: bytes) -> bytes:
     ) + body
 
 
-def counted_protocol(reader_timeout: float, count: ConnectionCount) -> type[CountedProtocol]:
-    own = {"reader_timeout": reader_timeout, "count": count}
+def counted_protocol(
+    reader_timeout: float, count: ConnectionCount, largest_chunk: int = LARGEST_CHUNK
+) -> type[CountedProtocol]:
+    own = {"reader_timeout": reader_timeout, "count": count, "largest_chunk": largest_chunk}
     return type("CountedProtocol", (CountedProtocol,), own)

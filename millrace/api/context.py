@@ -11,13 +11,16 @@ from starlette.requests import Request
 
 from millrace.api.admin.feed import Feed
 from millrace.api.admin.log_lines import LogLines
+from millrace.api.body_budget import BodyBudget, budget_for
 from millrace.api.responses.jobs import Jobs
 from millrace.api.responses.store import Store
 from millrace.config import ServeConfig
 from millrace.serving import ids
+from millrace.serving.documents import DocumentDesk
+from millrace.serving.hub import HubSearch
 from millrace.serving.keys import Caller, Keys
-from millrace.serving.limits import RateLimits
 from millrace.serving.metrics import Metrics
+from millrace.serving.quotas import Quotas, key_quotas
 from millrace.serving.registry import Registry
 from millrace.serving.warming import WarmUpLine
 
@@ -31,8 +34,12 @@ class Context:
     """Responses and conversations that are kept."""
     jobs: Jobs = field(default_factory=Jobs)
     """Responses that are made in the background."""
-    limits: RateLimits = field(default_factory=lambda: RateLimits(None, None))
+    quotas: Quotas = field(default_factory=lambda: key_quotas((), None, None))
     """How much each caller may use, whichever way it asks."""
+    documents: DocumentDesk = field(default_factory=DocumentDesk)
+    """Reads the text of documents."""
+    hub: HubSearch = field(default_factory=HubSearch)
+    """Searches the Hugging Face hub."""
     warm: Sequence[WarmUpLine] = ()
     """Prompts that are run at the start."""
 
@@ -40,6 +47,11 @@ class Context:
     def keys(self) -> Keys:
         """The API keys; empty on a server that lets everybody in."""
         return Keys(self.config.api_keys)
+
+    @functools.cached_property
+    def bodies(self) -> BodyBudget:
+        """The memory for request bodies that are being read."""
+        return budget_for(self.config.max_body)
 
     @functools.cached_property
     def feed(self) -> Feed:

@@ -17,6 +17,7 @@ import msgspec
 
 from millrace.errors import BadRequest
 
+Data = bytes | bytearray
 LARGE = 64 * 1024
 """Bytes from which on a body is counted and decoded on a thread."""
 MOST_CONTAINERS = 100_000
@@ -57,7 +58,7 @@ class BodyParts(NamedTuple):
     long: list[LongText]
 
 
-def decode_large(data: bytes) -> tuple[Any, int]:
+def decode_large(data: Data) -> tuple[Any, int]:
     """As `msgspec.json.decode`, after a look at how much there is, and how many objects and lists that are.
     Not for the event loop."""
     parts = count_parts(data)
@@ -76,7 +77,7 @@ def decode_large(data: bytes) -> tuple[Any, int]:
     return msgspec.json.decode(data), parts.containers
 
 
-def count_parts(data: bytes) -> BodyParts:
+def count_parts(data: Data) -> BodyParts:
     """What is in a document; stops where it is enough."""
     import numpy as np
 
@@ -118,15 +119,15 @@ def count_parts(data: bytes) -> BodyParts:
     return BodyParts(containers, entries, names, long)
 
 
-def _is_name(data: bytes, span: LongText) -> bool:
+def _is_name(data: Data, span: LongText) -> bool:
     """Whether the text is the name of a field."""
     return data[span.end + 1 : span.end + 1 + _LOOK_BACK].lstrip(b" \t\r\n")[:1] in (b":", b"")
 
 
-def _in_pieces(data: bytes, long: list[LongText]) -> Any:
+def _in_pieces(data: Data, long: list[LongText]) -> Any:
     """The document, its long texts decoded by themselves. Raises where it is malformed."""
     mark = os.urandom(16).hex()  # nobody can have written it into the document
-    rest: list[bytes] = []
+    rest: list[Data] = []
     texts: dict[str, str] = {}
     at = 0
     for number, span in enumerate(long):
@@ -138,18 +139,18 @@ def _in_pieces(data: bytes, long: list[LongText]) -> Any:
     return _put_back(value, texts)
 
 
-def _text(data: bytes, span: LongText) -> str:
+def _text(data: Data, span: LongText) -> str:
     pieces: list[str] = []
     at = span.start
     while at < span.end:
         end = _cut(data, at, min(at + _PIECE, span.end), span.end)
-        pieces.append(msgspec.json.decode(b'"%b"' % data[at:end], type=str))
+        pieces.append(msgspec.json.decode(b'"%b"' % bytes(data[at:end]), type=str))
         at = end
         time.sleep(0)  # others first
     return "".join(pieces)
 
 
-def _cut(data: bytes, start: int, wanted: int, end: int) -> int:
+def _cut(data: Data, start: int, wanted: int, end: int) -> int:
     """Where a text may be cut, not within a character: near where it is wanted, else at its end."""
     if wanted >= end:
         return end
@@ -162,7 +163,7 @@ def _cut(data: bytes, start: int, wanted: int, end: int) -> int:
     return end
 
 
-def _is_half(escape: bytes) -> bool:
+def _is_half(escape: Data) -> bool:
     """Whether this is the first half of a character in two."""
     return escape[:2] == b"\\u" and escape[2:4].lower() in (b"d8", b"d9", b"da", b"db")
 

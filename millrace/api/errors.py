@@ -17,9 +17,10 @@ from millrace.errors import (
     MethodNotAllowed,
     MillraceError,
     Overloaded,
-    RequestTooLarge,
     Unauthorized,
+    UnsupportedEncoding,
 )
+from millrace.serving import ids
 
 _OPENAI_TYPES = {
     401: "authentication_error",
@@ -102,18 +103,24 @@ def shape_of(path: str) -> Shape:
     return next((s for prefix, s in _SHAPES.items() if path.startswith(prefix)), openai_error)
 
 
+def _request_id(request: Request) -> str | None:
+    """The id that the client chose, unless it is one that is refused."""
+    chosen = request.headers.get("x-request-id")
+    return chosen if chosen is not None and ids.is_valid(chosen) else None
+
+
 def _log_refusal(request: Request, error: MillraceError) -> None:
     """Why somebody was turned away, for whoever looks for their request in the log."""
     model = getattr(request.state, "asked_model", None)
     fields = {
-        "model": model[:_LONGEST] if isinstance(model, str) else None,
-        "id": request.headers.get("x-request-id"),
-        "method": request.method,
-        "path": request.url.path[:_LONGEST],
         "status": error.status,
+        "reason": error.message[:_LONGEST],
         "code": error.code,
         "param": error.param,
-        "reason": error.message[:_LONGEST],
+        "method": request.method,
+        "path": request.url.path[:_LONGEST],
+        "model": model[:_LONGEST] if isinstance(model, str) else None,
+        "id": _request_id(request),
     }
     log.info("request refused", extra={"fields": fields})
 
@@ -127,14 +134,16 @@ async def respond(request: Request, error: Exception) -> Response:
             context_of(request).metrics.refused(route.path, error.code)
         _log_refusal(request, error)
     headers: dict[str, str] = {}
-    if chosen := request.headers.get("x-request-id"):
+    if chosen := _request_id(request):
         headers |= {"x-request-id": chosen, "request-id": chosen}
     if isinstance(error, Overloaded):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
     if isinstance(error, Unauthorized):
         headers["www-authenticate"] = 'Bearer realm="millrace"'
-    if isinstance(error, RequestTooLarge) and "expect" in request.headers:
-        headers["connection"] = "close"  # the body was not sent; what follows is not read as one
+    if getattr(request.state, "body_unread", False):
+        headers["connection"] = "close"  # what follows is not read as a request
+    if isinstance(error, UnsupportedEncoding):
+        headers["accept-encoding"] = "identity"
     if isinstance(error, MethodNotAllowed):
         headers["allow"] = ", ".join(error.allow)
     return Response(

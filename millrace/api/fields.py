@@ -21,6 +21,7 @@ _CHANGES_THE_ANSWER: dict[str, tuple[Any, ...]] = dict.fromkeys(
         *("repetition_penalty", "repeat_penalty", "presence_penalty", "frequency_penalty"),
         *("max_tokens", "max_completion_tokens", "max_new_tokens", "max_output_tokens"),
         *("num_predict", "n_predict", "num_ctx", "min_tokens", "min_new_tokens", "ignore_eos"),
+        *("loop_guard",),
         *("stop", "stop_sequences", "stop_token_ids", "stop_in_reasoning"),
         *("include_stop_str_in_output", "no_stop_trim", "skip_special_tokens"),
         *("thinking", "enable_thinking", "think", "reasoning", "reasoning_effort"),

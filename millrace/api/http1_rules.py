@@ -16,6 +16,8 @@ from millrace.api import authority
 
 LARGEST_HEAD = 65536
 """Bytes of a request line and its headers together, and of a chunked body's trailers."""
+LARGEST_CHUNK = 1 << 32
+"""Bytes of one chunk of a body, where nothing else is said."""
 _END = b"\r\n\r\n"
 _BAD_HEAD = re.compile(
     rb"(?<!\r)\n|\r(?=[^\n])"  # a line ends with both
@@ -27,6 +29,8 @@ _LONGEST_CHUNK_HEAD = 18
 _FREE_CHUNKS, _LEAST_CHUNK = 2048, 64
 """Chunks that a body may have whatever their sizes, and the mean size beyond that."""
 _ABSOLUTE = re.compile(rb"https?://([^/?#]*)(/[^#]*)?", re.IGNORECASE)
+_STATUSES = (413, 417, 431, 505)
+"""Those that a refusal may have in place of 400."""
 _LONGEST_REASON = 300
 _VERSIONS = (b"1.0", b"1.1")
 
@@ -34,9 +38,10 @@ _VERSIONS = (b"1.0", b"1.1")
 class _Buffer(ReceiveBuffer):
     """Finds the ends of heads and of chunk sizes, and refuses them as soon as they are wrong."""
 
-    def __init__(self, largest_head: int) -> None:
+    def __init__(self, largest_head: int, largest_chunk: int) -> None:
         super().__init__()
         self._largest_head = largest_head
+        self._largest_chunk = largest_chunk
         self._checked = 0
         """Bytes at the start of the data that were found to be right, and hold no end."""
 
@@ -67,6 +72,11 @@ class _Buffer(ReceiveBuffer):
         """The size of a chunk, once its line is complete; sizes have no extensions."""
         end = self._data.find(b"\r\n", 0, _LONGEST_CHUNK_HEAD)
         if end >= 0 and _CHUNK_HEAD.fullmatch(self._data, 0, end + 2):
+            if int(self._data[:end], 16) > self._largest_chunk:
+                raise h11.LocalProtocolError(
+                    f"a chunk of its body is larger than {self._largest_chunk} bytes",
+                    error_status_hint=413,
+                )
             return self._extract(end + 2)
         # Without an end, the bytes so far must be able to begin a size.
         begun = bytes(self._data[:_LONGEST_CHUNK_HEAD]).removesuffix(b"\r")
@@ -86,9 +96,11 @@ def _named(fault: bytes) -> str:
 class StrictConnection(h11.Connection):
     """A connection that keeps the reason for which it refused to read on."""
 
-    def __init__(self, largest_head: int = LARGEST_HEAD) -> None:
+    def __init__(
+        self, largest_head: int = LARGEST_HEAD, largest_chunk: int = LARGEST_CHUNK
+    ) -> None:
         super().__init__(h11.SERVER, largest_head)
-        self._receive_buffer = self._received = _Buffer(largest_head)
+        self._receive_buffer = self._received = _Buffer(largest_head, largest_chunk)
         self.fault: h11.RemoteProtocolError | None = None
         self._chunks = self._chunk_bytes = 0
 
@@ -96,6 +108,11 @@ class StrictConnection(h11.Connection):
     def is_begun(self) -> bool:
         """Whether bytes have arrived that belong to no request yet."""
         return bool(self._received)
+
+    @property
+    def is_head(self) -> bool:
+        """Whether the last request that was begun is a HEAD, whose answer has no body."""
+        return self._request_method == b"HEAD"
 
     def next_event(self) -> Any:
         try:
@@ -125,7 +142,7 @@ class StrictConnection(h11.Connection):
             return 400, "The request is not valid HTTP."
         status = self.fault.error_status_hint
         reason = str(self.fault)[:_LONGEST_REASON]
-        return status if status in (431, 505) else 400, f"The request is refused: {reason}."
+        return status if status in _STATUSES else 400, f"The request is refused: {reason}."
 
 
 def _checked(request: h11.Request) -> h11.Request:
@@ -137,6 +154,10 @@ def _checked(request: h11.Request) -> h11.Request:
         b"content-length" in headers or request.http_version < b"1.1"
     ):
         raise h11.RemoteProtocolError("it gives its length in two ways")
+    if request.http_version == b"1.1" and _expects_more(request):
+        raise h11.RemoteProtocolError(
+            "its Expect header asks for something else than 100-continue", error_status_hint=417
+        )
     host = headers.get(b"host", b"")
     if host and authority.parse(host.decode("latin-1")) is None:
         raise h11.RemoteProtocolError("the Host header is not a name or an address with its port")
@@ -152,3 +173,9 @@ def _checked(request: h11.Request) -> h11.Request:
         headers=request.headers.raw_items(),  # type: ignore[attr-defined]
         http_version=request.http_version,
     )
+
+
+def _expects_more(request: h11.Request) -> bool:
+    """Whether the client expects what this server does not know, and so may wait for it for ever."""
+    expected = b",".join(value for name, value in request.headers if name == b"expect")
+    return any(e.strip().lower() not in (b"", b"100-continue") for e in expected.split(b","))

@@ -47,8 +47,8 @@ def install(app: FastAPI, context: Context) -> None:
     """
     config, metrics = context.config, context.metrics
     app.add_middleware(CallerMiddleware)
-    if context.limits:
-        app.add_middleware(RateLimitMiddleware, limits=context.limits, metrics=metrics)
+    if rates := context.quotas.rates:
+        app.add_middleware(RateLimitMiddleware, limits=rates, metrics=metrics)
     if keys := context.keys:
         app.add_middleware(KeyMiddleware, keys=keys, metrics=metrics)
     app.add_middleware(OriginMiddleware, allowed=config.cors_origins)
@@ -132,7 +132,6 @@ class RateLimitMiddleware:
             return
         state = scope.setdefault("state", {})
         caller = _caller(scope)
-        state["charge"] = functools.partial(self._limits.charge, caller)
         state["admit_prompts"] = functools.partial(self._limits.admit_prompts, caller)
 
         async def reporting(message: Message) -> None:

@@ -6,6 +6,7 @@ from starlette.requests import Request as HttpRequest
 
 from millrace.api.context import caller_of, context_of
 from millrace.api.stripped import note
+from millrace.caller import current_caller
 from millrace.serving import handing
 from millrace.serving.group import Group
 from millrace.serving.handing import Origin
@@ -17,20 +18,20 @@ from millrace.serving.running import Running
 def run(http: HttpRequest, model: ServedModel, request: Request) -> Running:
     """Must be closed, however it ends."""
     note(http.scope, request.stripped)
-    return handing.run(model, request, _origin(http))
+    return handing.run(model, request, origin_of(http))
 
 
 async def run_group(http: HttpRequest, model: ServedModel, requests: list[Request]) -> Group:
     """Must be closed, however it ends."""
     for request in requests:
         note(http.scope, request.stripped)
-    return await handing.run_group(model, requests, _origin(http))
+    return await handing.run_group(model, requests, origin_of(http))
 
 
-def _origin(http: HttpRequest) -> Origin:
+def origin_of(http: HttpRequest) -> Origin:
     return Origin(
         endpoint=http.scope["route"].path,
         caller=caller_of(http),
-        charge=http.scope.get("state", {}).get("charge"),
+        quota=context_of(http).quotas.of(current_caller.get()),
         isolated=context_of(http).config.cache_isolation == "key",
     )

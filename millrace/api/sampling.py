@@ -24,14 +24,20 @@ from millrace.serving.ranges import (
 from millrace.serving.request import Request
 
 
-class SpecPrefillFields(msgspec.Struct, kw_only=True):
-    """The same of protocols that have their wishes elsewhere in the body."""
+class OwnFields(msgspec.Struct, kw_only=True):
+    """Fields of this server's own, for protocols whose sampling fields are in an object of the body.
 
+    They are accepted in that object and in the body itself.
+    """
+
+    loop_guard: bool | None = None
     specprefill: bool | None = None
     specprefill_keep_pct: Share | None = None
 
-    def cut(self, request: Request) -> None:
-        """Have it so where the wishes stand elsewhere in the body; what is said here goes first."""
+    def apply(self, request: Request) -> None:
+        """Set the fields of the body itself, which win over those of the object."""
+        if self.loop_guard is not None:
+            request.loop_guard = self.loop_guard
         if self.specprefill is not None:
             request.specprefill = self.specprefill
         if self.specprefill_keep_pct is not None:
@@ -53,6 +59,8 @@ class AnswerFields(FormFields, kw_only=True):
     min_tokens: Count | None = None
     seed: int | None = None
     ignore_eos: bool | None = None
+    loop_guard: bool | None = None
+    """Whether the answer ends once it repeats itself."""
     stop_token_ids: TokenIds | None = None
     stop_in_reasoning: bool | None = None
     """Whether stop strings end the answer inside a thought too."""

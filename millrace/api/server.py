@@ -22,6 +22,7 @@ import uvicorn
 
 from millrace import descriptors, garbage
 from millrace.api.app import create_app
+from millrace.api.body import READ_AND_DROPPED
 from millrace.api.connections import ConnectionCount, counted_protocol
 from millrace.api.context import Context
 from millrace.api.warming import warm_up
@@ -120,7 +121,8 @@ async def serve(
     server = _Uvicorn(
         uvicorn.Config(
             create_app(context),
-            http=counted_protocol(config.reader_timeout, count),
+            http=counted_protocol(config.reader_timeout, count, READ_AND_DROPPED * config.max_body),
+            ws="none",
             log_config=None,
             log_level="warning",
             access_log=False,

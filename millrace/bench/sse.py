@@ -106,6 +106,8 @@ def error_text(body: bytes) -> str:
     try:
         value = msgspec.json.decode(body)
     except msgspec.MsgspecError:
+        if body.lstrip().startswith(b"<"):
+            return "It answered with a web page and not as an API does."
         return body.decode("utf-8", "replace").strip()[:300]
     for _ in range(2):
         if isinstance(value, dict):

@@ -154,10 +154,17 @@ class DiskView:
             if ticket is None or node is None:
                 continue
             count = len(node.tokens)
-            # A node that was cut since has another length.
+            parent = node.parent
+            assert parent is not None
+            # A node that was cut since has another length, and one with a hole before it is of no use.
             segment = read.tokens == count and not node.resident
-            segment = segment and self._residency.make_room(out, self._sizes.segment(count), now)
+            segment = segment and (parent.parent is None or parent.resident)
+            size = self._sizes.segment(node.start, node.end)
+            segment = segment and self._residency.make_room(out, size, now)
+            # Making room may have taken the parent's.
+            segment = segment and (parent.parent is None or parent.resident)
             if segment:
+                node.own_page = True
                 self._tree.set_resident(node, True)
                 ticket.tokens += count
             checkpoint = read.checkpoint and not node.checkpoint
@@ -168,12 +175,18 @@ class DiskView:
                 self._tree.set_checkpoint(node, True)
                 ticket.tokens = max(ticket.tokens, node.end)
             if segment or checkpoint:
-                out.append(Fill(event.ticket, node.id, segment, checkpoint))
+                out.append(Fill(event.ticket, node.id, segment, checkpoint, node.start, parent.id))
         out.append(Discard(event.ticket))
         if ticket is not None:
             self._arrived(out, event.ticket, ticket)
+            # There may be less memory than when it was asked for.
+            self._residency.make_room(out, 0, now)
         if event.failed:
-            out.append(ForgetDisk(event.failed))
+            # All below goes with them. What is not named here is reported later, when it may have been
+            # written again.
+            tops = [self._tree.nodes[id] for id in event.failed if id in self._tree.nodes]
+            below = {n.id for top in tops for n in top.below() if n.stored}
+            out.append(ForgetDisk((*event.failed, *sorted(below - set(event.failed)))))
             self._dropped(out, event.failed)
 
     def _arrived(self, out: Operations, number: int, ticket: _Ticket) -> None:

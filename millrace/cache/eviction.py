@@ -68,8 +68,7 @@ def _freed(tree: RadixTree, node: Node) -> int:
     """What giving up its segment brings: a node that is on disk stays known."""
     if not node.resident:
         return 0
-    segment = tree.sizes.segment(len(node.tokens))
-    return segment if node.stored else tree.run_bytes(node)
+    return tree.segment_bytes(node) if node.stored else tree.run_bytes(node)
 
 
 def _last(node: Node, gone: set[int]) -> bool:

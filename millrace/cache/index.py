@@ -54,13 +54,13 @@ class PrefixIndex:
         problem: str | None = None,
         told: bool = False,
     ) -> None:
-        """Without a `disk_budget` there is no disk; `problem` says why, if one was asked for.
+        """`memory` is what it may hold in any case; more is lent by `lend`. Without a `disk_budget` there
+        is no disk; `problem` says why, if one was asked for.
 
         `told` has it note what becomes of the tree, for `changes`.
         """
         self._needs = needs
-        self._memory = memory
-        self._share = memory // SHARE
+        self._floor = memory
         self._tree = RadixTree(sizes)
         self._tree.changes = [] if told else None
         self._sizes = sizes
@@ -82,6 +82,20 @@ class PrefixIndex:
     def state_bytes(self) -> int:
         """What of that the store holds."""
         return self._tree.nbytes - TOKEN_BYTES * sum(len(n.tokens) for n in self.nodes)
+
+    @property
+    def memory(self) -> int:
+        """Bytes that it may hold in any case."""
+        return self._floor
+
+    def lend(self, out: Operations, nbytes: int, now: float) -> None:
+        """Let it hold so many bytes more from now on. What is beyond them is given up."""
+        self._residency.resize(out, self._floor + nbytes, now)
+        self._residency.merge(out, now)
+
+    @property
+    def sizes(self) -> StateSizes:
+        return self._sizes
 
     @property
     def nodes(self) -> list[Node]:
@@ -230,7 +244,7 @@ class PrefixIndex:
         nodes = self.nodes
         held = [n for n in nodes if n.resident]
         memory = TierReport(
-            budget=self._memory,
+            budget=self._residency.memory,
             bytes=self._tree.nbytes,
             entries=len(held),
             tokens=sum(len(n.tokens) for n in held),
@@ -259,6 +273,11 @@ class PrefixIndex:
         self._residency.check()
         self._disk.check()
 
+    @property
+    def _share(self) -> int:
+        """What one prompt may have."""
+        return self._residency.memory // SHARE
+
     def _look_up(self, salt: str, tokens: Sequence[int], *, memory_only: bool) -> PrefixLookup:
         limit = len(tokens) - 1
         if not memory_only:
@@ -283,11 +302,12 @@ class PrefixIndex:
                 line -= self._tree.checkpoint_bytes(node)
                 self._residency.give_up(out, node, "checkpoint", now)
         room = self._share - line - checkpoint
-        count = max(0, min(new, room // self._per_token))
+        count = self._sizes.fitting(found.length, new, max(0, room), TOKEN_BYTES)
         if room < 0 or (self._needs.uncut and count < new):
             # Without the checkpoint after it, such a run is of no use.
             return 0, False
-        if not self._residency.make_room(out, self._per_token * count + checkpoint, now):
+        size = self._sizes.segment(found.length, found.length + count) + TOKEN_BYTES * count
+        if not self._residency.make_room(out, (size if count else 0) + checkpoint, now):
             return 0, False
         return count, state
 

@@ -104,6 +104,10 @@ class Fill(Operation, frozen=True):
     node: int
     segment: bool
     checkpoint: bool
+    start: int = 0
+    """Tokens before the node's."""
+    parent: int = 0
+    """The node before it, whose segment is in memory; 0 is the root."""
 
 
 class Discard(Operation, frozen=True):

@@ -30,6 +30,8 @@ class Node:
     children: dict[int, Node] = field(default_factory=dict)
     resident: bool = False
     """The segment is in memory. Where no layer can be cut there is nothing to hold, and it is."""
+    own_page: bool = True
+    """The page in which its segment begins is not the one in which its parent's ends."""
     stored: bool = False
     """The segment is on disk, or on its way there."""
     checkpoint: bool = False
@@ -141,6 +143,7 @@ class RadixTree:
         assert 0 < at < len(node.tokens) and node.parent is not None
         upper = Node(self._new_id(), node.salt, node.tokens[:at], node.start, node.parent)
         upper.resident, upper.stored = node.resident, node.stored
+        upper.own_page, node.own_page = node.own_page, False
         upper.used, upper.owner = node.used, node.owner
         upper.shared, node.shared = min(node.shared, at), max(0, node.shared - at)
         node.parent.children[node.tokens[0]] = upper
@@ -164,12 +167,16 @@ class RadixTree:
             child.parent = into
         into.resident, into.checkpoint, into.boundary = True, lower.checkpoint, lower.boundary
         into.used, into.owner = max(upper.used, lower.used), lower.owner
+        into.own_page = self.sizes.joined_own(
+            upper.start, lower.start, upper=upper.own_page, lower=lower.own_page
+        )
         into.shared = upper.shared
         if upper.shared == len(upper.tokens):
             into.shared += lower.shared
         upper.parent.children[upper.tokens[0]] = into
         del self.nodes[upper.id], self.nodes[lower.id]
         self.nodes[into.id] = into
+        self.nbytes += self.held(into) - self.held(upper) - self.held(lower)
         self._tell(into.salt, lambda: RunsMerged(upper.id, lower.id, into.id))
         return into
 
@@ -202,8 +209,13 @@ class RadixTree:
 
     def run_bytes(self, node: Node) -> int:
         """Memory of its tokens and their segment."""
-        count = len(node.tokens)
-        return TOKEN_BYTES * count + (self.sizes.segment(count) if node.resident else 0)
+        return TOKEN_BYTES * len(node.tokens) + self.segment_bytes(node)
+
+    def segment_bytes(self, node: Node) -> int:
+        """Memory of its segment."""
+        if not node.resident:
+            return 0
+        return self.sizes.segment(node.start, node.end, own=node.own_page)
 
     def checkpoint_bytes(self, node: Node) -> int:
         return self.sizes.checkpoint(node.end) if node.checkpoint else 0

@@ -16,7 +16,7 @@ from millrace.cache.operations import (
     Split,
     SplitDisk,
 )
-from millrace.cache.radix import Node, RadixTree
+from millrace.cache.radix import TOKEN_BYTES, Node, RadixTree
 from millrace.cache.writeback import WriteBack
 
 Operations = list[Operation]
@@ -26,7 +26,8 @@ class Residency:
     def __init__(self, tree: RadixTree, write_back: WriteBack, memory: int) -> None:
         self._tree = tree
         self._write_back = write_back
-        self._memory = memory
+        self.memory = memory
+        """Bytes that may be held."""
         self._loose: dict[int, None] = {}
         """Nodes of which something changed that may let them be merged."""
         self.evicted = 0
@@ -66,16 +67,28 @@ class Residency:
 
     def make_room(self, out: Operations, needed: int, now: float) -> bool:
         """Whether so many bytes are free, after giving up what is worth least."""
-        if needed > self._memory:
+        if needed > self.memory:
             return False
-        excess = self._tree.nbytes + needed - self._memory
-        if excess > 0:
-            # A little more at once: choosing looks at every node.
-            excess += self._memory // 50
-            for node, part in list(victims(self._tree, now, excess)):
-                if node.id in self._tree.nodes:
-                    self.give_up(out, node, part, now)
-        return self._tree.nbytes + needed <= self._memory
+        self._free(out, needed, now)
+        return self._tree.nbytes + needed <= self.memory
+
+    def resize(self, out: Operations, memory: int, now: float) -> None:
+        """Hold no more than so many bytes from now on. What is read from disk just now stays until it
+        has come."""
+        self.memory = memory
+        self._free(out, 0, now)
+
+    def _free(self, out: Operations, needed: int, now: float) -> None:
+        if self._tree.nbytes + needed <= self.memory:
+            return
+        # A little more at once: choosing looks at every node.
+        excess = self._tree.nbytes + needed - self.memory + self.memory // 50
+        most = self._tree.nbytes - excess
+        for node, part in list(victims(self._tree, now, excess)):
+            if self._tree.nbytes <= most:
+                break  # a run that is forgotten takes its checkpoint with it
+            if node.id in self._tree.nodes:
+                self.give_up(out, node, part, now)
 
     def give_up(self, out: Operations, node: Node, part: Part, now: float) -> None:
         before = self._tree.nbytes
@@ -114,6 +127,11 @@ class Residency:
         self._loose.clear()
 
     def check(self) -> None:
-        assert self._tree.nbytes <= self._memory, (self._tree.nbytes, self._memory)
-        for node in self._tree.nodes.values():
+        nodes = self._tree.nodes.values()
+        reading = any(n.pins for n in nodes)
+        # The tokens of what has gone to disk stay known.
+        known = TOKEN_BYTES * sum(len(n.tokens) for n in nodes)
+        held = self._tree.nbytes
+        assert reading or held <= max(self.memory, known), (held, self.memory, known)
+        for node in nodes:
             assert merging.partner(node) is None, f"node {node.id} should have been merged"

@@ -78,7 +78,7 @@ def joined(segments: Sequence[KVSegment]) -> KVSegment:
     return KVSegment(arrays, sum(s.length for s in segments), first.packed)
 
 
-def _take(parts: Sequence[tuple[mx.array, mx.array]], length: int, pack: bool) -> KVSegment:
+def segment_of(parts: Sequence[tuple[mx.array, mx.array]], length: int, pack: bool) -> KVSegment:
     """A segment from (keys, values) per layer; copies, once evaluated, so that no more is held."""
     arrays: list[mx.array] = []
     for pair in parts:
@@ -88,17 +88,6 @@ def _take(parts: Sequence[tuple[mx.array, mx.array]], length: int, pack: bool) -
             else:
                 arrays.append(mx.contiguous(array))
     return KVSegment(arrays, length, pack)
-
-
-def from_caches(
-    layout: Layout, caches: Sequence[Any], start: int, end: int, pack: bool
-) -> KVSegment:
-    """The segment of tokens start … end-1 of a single row."""
-    pairs = [
-        (caches[i].keys[:, :, start:end], caches[i].values[:, :, start:end])
-        for i in layout.cuttable
-    ]
-    return _take(pairs, end - start, pack)
 
 
 class StateCheckpoint:
@@ -173,25 +162,33 @@ def _flat(caches: Sequence[Any]) -> list[Any]:
     return [part for c in caches for part in (_flat(c.caches) if isinstance(c, CacheList) else [c])]
 
 
-def restore(
-    caches: list[Any],
-    layout: Layout,
-    at: int,
-    segments: Sequence[KVSegment],
-    checkpoint: StateCheckpoint | None,
-    checkpoint_at: int | None,
-) -> list[Any]:
-    """Give a row's empty caches the state of `at` tokens, from segments that hold at least those."""
+@dataclass
+class RestoredState:
+    """The state of a sequence's first tokens, as a runner takes it over."""
+
+    caches: list[Any]
+    """mlx-lm's, by layer; those of layers whose state is in `pages` are empty."""
+    pages: list[int] | None = None
+    """Where the keys and values of the layers that can be cut lie, if not in their caches."""
+
+
+def restore_segments(
+    caches: list[Any], layout: Layout, segments: Sequence[KVSegment], at: int
+) -> None:
+    """Give a row's empty caches `at` tokens, from segments that hold at least those."""
     for n, i in enumerate(layout.cuttable):
         keys, values = _joined(segments, n, at)
         caches[i].keys, caches[i].values, caches[i].offset = keys, values, at
-    if layout.rest:
-        assert checkpoint is not None and checkpoint_at is not None
-        for i in layout.rest:
-            caches[i] = copy.deepcopy(checkpoint.caches[i])
-            if checkpoint_at > at:
-                caches[i].trim(checkpoint_at - at)
-    return caches
+
+
+def restore_checkpoint(
+    caches: list[Any], layout: Layout, checkpoint: StateCheckpoint, made_at: int, at: int
+) -> None:
+    """Give a row's empty caches the layers that cannot be cut, cut back to `at` tokens all the same."""
+    for i in layout.rest:
+        caches[i] = copy.deepcopy(checkpoint.caches[i])
+        if made_at > at:
+            caches[i].trim(made_at - at)
 
 
 def _joined(segments: Sequence[KVSegment], layer: int, at: int) -> tuple[mx.array, mx.array]:

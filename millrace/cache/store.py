@@ -9,9 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, Protocol
-
-import mlx.core as mx
+from typing import Any
 
 from millrace.cache.disk import DiskTier, Dropped, PayloadsRead, Stored, Trouble
 from millrace.cache.observations import (
@@ -45,30 +43,20 @@ from millrace.cache.operations import (
     WriteState,
 )
 from millrace.cache.payload import Payload
+from millrace.cache.segments import CopiedSegments, Segments, StateSource
 from millrace.cache.state import (
-    KVSegment,
     Layout,
+    RestoredState,
     StateCheckpoint,
     checkpoint_from,
     checkpoint_payload,
-    joined,
-    restore,
-    segment_from,
-    segment_payload,
+    restore_checkpoint,
 )
 
 log = logging.getLogger("millrace.cache")
 
 _CLOSING_BACKLOG = 128 << 20
 """Bytes that wait to be written before closing waits with the next."""
-
-
-class StateSource(Protocol):
-    """Whose state is to be kept: a row by itself, or one of a batch."""
-
-    def segment(self, start: int, end: int, pack: bool) -> KVSegment: ...
-
-    def checkpoint(self) -> StateCheckpoint: ...
 
 
 class StateLost(Exception):
@@ -81,15 +69,14 @@ class SegmentStore:
         make_caches: Callable[[], list[Any]],
         layout: Layout,
         disk: DiskTier | None = None,
-        *,
-        pack: bool = False,
+        segments: Segments[Any] | None = None,
     ) -> None:
-        """`make_caches` gives the empty caches of a single row."""
+        """`make_caches` gives the empty caches of a single row; `segments` are copies if left out."""
         self._make_caches = make_caches
         self._layout = layout
         self._disk = disk
-        self._pack = pack
-        self._segments: dict[int, KVSegment] = {}
+        self._how: Segments[Any] = segments or CopiedSegments()
+        self._segments: dict[int, Any] = {}
         self._checkpoints: dict[int, StateCheckpoint] = {}
         self._read: dict[int, dict[int, tuple[Payload | None, Payload | None]]] = {}
         """What came from the disk, by ticket and node."""
@@ -102,7 +89,7 @@ class SegmentStore:
     @property
     def nbytes(self) -> int:
         """Memory held; equals the index's `state_bytes` once all operations are carried out."""
-        segments = sum(s.nbytes for s in self._segments.values())
+        segments = sum(int(s.nbytes) for s in self._segments.values())
         return segments + sum(c.nbytes for c in self._checkpoints.values())
 
     def state(self) -> object:
@@ -142,15 +129,15 @@ class SegmentStore:
             seen.append(usage)
         return seen
 
-    def execute(self, operation: Operation, source: StateSource | None = None) -> list[Any] | None:
-        """Carry out one operation. Keep and KeepState need the source; Restore returns the caches
+    def execute(
+        self, operation: Operation, source: StateSource | None = None
+    ) -> RestoredState | None:
+        """Carry out one operation. Keep and KeepState need the source; Restore returns the state
         of the job."""
         match operation:
             case Keep(node=node, start=start, end=end):
                 assert source is not None
-                segment = source.segment(start, end, self._pack)
-                mx.async_eval(segment.arrays)
-                self._segments[node] = segment
+                self._segments[node] = self._how.keep(source, start, end)
             case KeepState(node=node):
                 assert source is not None
                 self._checkpoints[node] = source.checkpoint()
@@ -158,13 +145,12 @@ class SegmentStore:
                 if node in self._lost:
                     self._lose((upper,))
                 # Where no layer can be cut, nodes found on disk have no segment.
-                if (segment_there := self._segments.get(node)) is not None:
-                    self._segments[upper] = segment_there.cut(0, at)
-                    self._segments[node] = segment_there.cut(at, segment_there.length)
+                if (whole := self._segments.get(node)) is not None:
+                    self._segments[upper], self._segments[node] = self._how.cut(whole, at)
             case Merge(upper=upper, lower=lower, into=into):
                 self._merge(upper, lower, into)
             case Evict(node=node):
-                self._segments.pop(node, None)
+                self._release(self._segments.pop(node, None))
                 self._lost.discard(node)
             case EvictState(node=node):
                 if node not in self._lost_states:
@@ -177,6 +163,8 @@ class SegmentStore:
             case Discard(ticket=ticket):
                 self._read.pop(ticket, None)
             case Clear():
+                for segment in self._segments.values():
+                    self._release(segment)
                 for kept in (self._segments, self._checkpoints, self._lost, self._lost_states):
                     kept.clear()
                 if self._disk is not None:
@@ -215,7 +203,7 @@ class SegmentStore:
                 if node in self._lost:
                     self._unseen.append(GoneFromDisk((node,)))
                     return
-                segment = segment_payload(self._segments[node]) if operation.segment else None
+                segment = self._how.payload(self._segments[node]) if operation.segment else None
                 checkpoint = self._payload(node) if operation.checkpoint else None
                 disk.put(node, parent, salt, tokens, segment, checkpoint)
             case WriteState(node=node):
@@ -245,9 +233,11 @@ class SegmentStore:
         parts = [segment for segment in pair if segment is not None]
         if {upper, lower} & self._lost:
             self._lost -= {upper, lower}
+            for part in parts:
+                self._release(part)
             self._lose((into,))
         elif len(parts) == 2:
-            self._segments[into] = joined(parts)
+            self._segments[into] = self._how.join(*parts)
         if lower in self._lost_states:
             self._lost_states.discard(lower)
             self._lose((), (into,))
@@ -255,25 +245,29 @@ class SegmentStore:
         if checkpoint is not None:
             self._checkpoints[into] = checkpoint
 
-    def _restored(self, operation: Restore) -> list[Any]:
+    def _release(self, segment: Any) -> None:
+        if segment is not None:
+            self._how.release(segment)
+
+    def _restored(self, operation: Restore) -> RestoredState:
         if self._lost.intersection(operation.nodes) or operation.holder in self._lost_states:
             raise StateLost(f"the state of {operation} was never kept")
-        found = [self._segments.get(node) for node in operation.nodes]
-        holder = self._checkpoints[operation.holder] if operation.holder else None
-        return restore(
-            self._make_caches(),
-            self._layout,
-            operation.at,
-            [segment for segment in found if segment is not None],
-            holder,
-            operation.holder_at if operation.holder else None,
-        )
+        at, caches, pages = operation.at, self._make_caches(), None
+        if self._layout.cuttable:
+            found = [self._segments[node] for node in operation.nodes]
+            pages = self._how.restore(caches, self._layout, found, at)
+        if self._layout.rest:
+            holder = self._checkpoints[operation.holder]
+            restore_checkpoint(caches, self._layout, holder, operation.holder_at, at)
+        return RestoredState(caches, pages)
 
     def _fill(self, operation: Fill) -> None:
         segment, checkpoint = self._read[operation.ticket][operation.node]
         if operation.segment:
             assert segment is not None
-            self._segments[operation.node] = segment_from(segment)
+            # Where no layer can be cut, a segment is no more than a place.
+            parent = self._segments.get(operation.parent)
+            self._segments[operation.node] = self._how.load(segment, operation.start, parent)
         if operation.checkpoint:
             assert checkpoint is not None
             self._checkpoints[operation.node] = checkpoint_from(checkpoint)

@@ -161,8 +161,7 @@ class WriteBack:
                 out.append(WriteState(node.id))
         else:
             assert node.parent is not None
-            count = len(node.tokens)
-            nbytes += sizes.segment(count)
+            nbytes += sizes.per_token * len(node.tokens)
             out.append(
                 WriteDisk(
                     node.id,

@@ -25,7 +25,7 @@ AdminKeys = Annotated[
 ApiKeyFile = Annotated[
     str | None,
     typer.Option(
-        help="A file of such keys, one a line: KEY, NAME:KEY or NAME[admin]:KEY, # for comments."
+        help="A file of such keys, one a line: KEY, NAME:KEY or NAME\\[admin]:KEY, # for comments."
     ),
 ]
 RateRequests = Annotated[

@@ -6,6 +6,7 @@ it is loaded, has learnt to call tools, and how large it is. Nothing is started 
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,16 +51,21 @@ def of_server(agent: Agent, server: Server, name: str | None) -> ModelChoice:
 
 
 def of_machine(
-    agent: Agent, name: str | None, context: int | None, *, download: bool
+    agent: Agent, name: str | None, context: int | None, *, download: bool, yes: bool = False
 ) -> ModelChoice:
-    """The model that was named, fetched if need be and if allowed, or the best of those that are here."""
+    """The model that was named, fetched if need be and if allowed, or the best of those that are here.
+
+    Where none is here, one that fits is offered: with `yes`, it is fetched unasked.
+    """
     from millrace.cli.progress import reporter
     from millrace.models.description import describe
     from millrace.models.resolve import resolve
 
     if name is None:
         found = _best(agent, context)
-        return _checked(agent, found.name, context or found.context, None, found.name)
+        if found is not None:
+            return _checked(agent, found.name, context or found.context, None, found.name)
+        name = _offered(agent, yes=yes, download=download)
     with reporter() as progress:
         resolved = resolve(name, progress=progress, download=download)
     window = context or describe(resolved.path).context
@@ -67,7 +73,7 @@ def of_machine(
     return _checked(agent, resolved.name, window, does, name)
 
 
-def _best(agent: Agent, context: int | None) -> Model:
+def _best(agent: Agent, context: int | None) -> Model | None:
     from millrace.models import store
 
     fitting = [m for m in store.local_models() if _is_of_use(agent, m, context)]
@@ -75,10 +81,34 @@ def _best(agent: Agent, context: int | None) -> Model:
     for model in fitting:
         if _calls_tools(Path(model.path)):
             return model
-    raise SetupError(
+    return None
+
+
+def _offered(agent: Agent, *, yes: bool, download: bool) -> str:
+    """The name of a model to fetch; raises where none fits, or the user does not want it."""
+    from millrace.models.footprint import device_budget
+    from millrace.models.suggestions import choices
+    from millrace.sizes import format_bytes
+
+    lacking = (
         f"No server runs at {DEFAULT_URL}, and no model on this machine calls tools and has a window "
-        f"for {_need(agent)}. {_advice()}"
+        f"for {_need(agent)}."
     )
+    able = choices(device_budget(), frozenset({"code", "tools"}))
+    if not able:
+        raise SetupError(
+            f"{lacking} Name one with --model: a folder, a GGUF file or a Hugging Face id (org/name)."
+        )
+    best, size = able[0], format_bytes(able[0].bytes)
+    if download and not yes and sys.stdin.isatty():
+        tell(lacking)
+        yes = typer.confirm(f"Fetch {best.name} ({size}), which fits this machine?", default=True)
+    if not download or not yes:
+        raise SetupError(
+            f"{lacking} This machine has room for {best.name} ({size}): --yes or --model {best.name} "
+            "fetches it."
+        )
+    return best.name
 
 
 def _is_of_use(agent: Agent, model: Model, context: int | None) -> bool:
@@ -127,16 +157,6 @@ def _checked(
 
 def _need(agent: Agent) -> str:
     return f"{agent.title}, whose first prompt is about {agent.first_prompt:,} tokens"
-
-
-def _advice() -> str:
-    from millrace.models.footprint import device_budget
-    from millrace.models.suggestions import fitting
-
-    able = [s for s in fitting(device_budget() or 0) if {"code", "tools"} & set(s.uses)]
-    if not able:
-        return "Name one with --model: a folder, a GGUF file or a Hugging Face id (org/name)."
-    return f"This machine has room for {able[0].name}: --model {able[0].source} fetches it."
 
 
 def tell(text: str) -> None:

@@ -17,8 +17,19 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from millrace.cli import local_servers
 from millrace.cli.answers_shown import MarkdownAnswer, PlainAnswer, ShownAnswer
-from millrace.cli.conversation import Reply, ReplyUsage, SavedConversation, data_uri, figures
+from millrace.cli.chat_limits import DEFAULT_MAX_TOKENS, ChatLimits, limits_for
+from millrace.cli.completion import fetchable_names
+from millrace.cli.conversation import (
+    FinishDetails,
+    Reply,
+    ReplyUsage,
+    SavedConversation,
+    data_uri,
+    figures,
+)
+from millrace.cli.local_servers import Port, ServerName
 from millrace.cli.remote import DEFAULT_URL, ChatKey, Server, Url, own_server, wait_ready
 from millrace.cli.typed import line_editing, read_message
 from millrace.errors import MillraceError
@@ -29,23 +40,39 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     app.command()(chat)
+    app.command("run", help="Talk to a model in the terminal; the same as chat.")(chat)
 
 
 def chat(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="The model to start a server for; with --url, the name to ask for. If left out: "
-            "the server on port 8000 if one runs, else the default model."
+            help="The model to start a server for: a short name (qwen3-4b), auto, a folder, a GGUF file, "
+            "a Hugging Face id or a local name; with --url, --port or --server, the name to ask for. If "
+            "left out: the server that runs on this machine, else the default model.",
+            autocompletion=fetchable_names,
         ),
     ] = None,
     url: Url = None,
+    port: Port = None,
+    server: ServerName = None,
     system: Annotated[str | None, typer.Option(help="The system message.")] = None,
     temperature: Annotated[
         float | None, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="The most tokens in an answer.")
+        int | None,
+        typer.Option(
+            min=0,
+            help=f"The most tokens in an answer; {DEFAULT_MAX_TOKENS} if not given, 0 for no limit.",
+        ),
+    ] = None,
+    loop_guard: Annotated[
+        bool | None,
+        typer.Option(
+            help="End an answer once it repeats itself: more than 256 tokens with a period of at most "
+            "64. On with servers of millrace."
+        ),
     ] = None,
     plain: Annotated[
         bool, typer.Option("--plain", help="Show answers as they are written, not as Markdown.")
@@ -65,14 +92,19 @@ def chat(
             signal.signal(number, leave)
     conversation = SavedConversation(system=system, temperature=temperature, max_tokens=max_tokens)
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(_connect(model, url, api_key))
+        address = local_servers.chosen(url, port, server)
+        connected = stack.enter_context(_connect(model, address, api_key))
         stack.enter_context(line_editing())
-        Terminal(server, conversation, Console(highlight=False), plain=plain).run()
+        limits = limits_for(connected.listed(), connected.model, loop_guard)
+        console = Console(highlight=False)
+        Terminal(connected, conversation, console, plain=plain, limits=limits).run()
 
 
 @contextlib.contextmanager
 def _connect(model: str | None, url: str | None, api_key: str | None) -> Iterator[Server]:
-    """The server the user named, the one that runs anyway, or one of our own."""
+    """The server the user named, one that runs on this machine, or one of our own."""
+    if url is None and model is None and (found := local_servers.only("chat")) is not None:
+        url = found.url
     server = Server(url or DEFAULT_URL, api_key=api_key, model=model)
     if url is not None or (model is None and server.health() is not None):
         wait_ready(server)
@@ -96,12 +128,16 @@ class Terminal:
         console: Console,
         *,
         plain: bool = False,
+        limits: ChatLimits | None = None,
     ) -> None:
         self.server = server
+        self.limits = limits or ChatLimits()
         self.conversation = conversation
         self.console = console
         self.interactive = sys.stdin.isatty()
         self.used = ReplyUsage()
+        self.uncounted = 0
+        """Answers that were stopped on a server that reports usage at their end alone."""
         self._plain = plain
 
     def run(self) -> None:
@@ -159,7 +195,10 @@ class Terminal:
                     self._attach(_path(reply.argument))
                 case "tokens":
                     prompt, generated = self.used.prompt_tokens, self.used.completion_tokens
-                    self._say(f"{prompt} tokens read and {generated} made in this session.")
+                    said = f"{prompt} tokens read and {generated} made in this session."
+                    if self.uncounted:
+                        said += f" Answers that were stopped and are not counted: {self.uncounted}."
+                    self._say(said)
         except OSError as error:
             self._say(f"{reply.argument} cannot be used: {error.strerror or error}")
         except msgspec.MsgspecError:
@@ -181,7 +220,9 @@ class Terminal:
         if self.interactive and self.console.is_terminal and not self._plain:
             shown = MarkdownAnswer(self.console)
         failure: MillraceError | None = None
-        events = self.server.stream(self.conversation.payload(self.server.model))
+        details: FinishDetails | None = None
+        body = self.conversation.payload(self.server.model) | self.limits.body(self.conversation)
+        events = self.server.stream(body)
         try:
             for event in events:
                 for piece, reasoning in event.pieces():
@@ -193,6 +234,7 @@ class Terminal:
                         text += piece
                 usage = event.usage or usage
                 finish = next((c.finish_reason for c in event.choices if c.finish_reason), finish)
+                details = next((c.finish_details for c in event.choices), None) or details
         except KeyboardInterrupt:
             if not self.interactive:
                 raise
@@ -209,8 +251,14 @@ class Terminal:
             self._fail(failure)
         self.used.prompt_tokens += usage.prompt_tokens
         self.used.completion_tokens += usage.completion_tokens
+        self.uncounted += bool(text) and not usage.prompt_tokens
         if self.interactive and first:
             self._say(figures(usage, first - start, time.monotonic() - first, finish))
+        if notice := self.limits.notice(self.conversation, finish, details, usage):
+            if self.interactive:
+                self._say(notice)
+            else:
+                typer.echo(notice, err=True)  # the answer alone is the output
 
     def _say(self, text: str) -> None:
         self.console.print(text, style="dim", markup=False, highlight=False)

@@ -16,6 +16,7 @@ import typer
 
 from millrace.config import home
 from millrace.errors import SetupError
+from millrace.sizes import format_bytes
 
 KINDS = {
     "prefixes": ("state of prompts and answers, made again as they are asked", ("prefixes",)),
@@ -62,9 +63,9 @@ def clean(
         return
     named = ", ".join([*(k for k in kinds if paths_of(folder, k)), *hub])
     if not yes:
-        typer.confirm(f"Remove {named} ({in_words(size + hub_size)})?", abort=True)
+        typer.confirm(f"Remove {named} ({format_bytes(size + hub_size)})?", abort=True)
     _remove(folder, [*targets, *map(_hub_folder, hub)])
-    typer.echo(f"Removed {named}; {in_words(size + hub_size)} are free again.")
+    typer.echo(f"Removed {named}; {format_bytes(size + hub_size)} are free again.")
 
 
 def paths_of(folder: Path, kind: str) -> list[Path]:
@@ -85,15 +86,6 @@ def size_of(path: Path) -> int:
                 continue
             seen[status.st_dev, status.st_ino] = status.st_size
     return sum(seen.values())
-
-
-def in_words(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:,.1f} GB"
 
 
 def _wanted(what: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -152,7 +144,7 @@ def _show(folder: Path) -> None:
     for kind, (about, _) in KINDS.items():
         size = sum(size_of(p) for p in paths_of(folder, kind))
         total += size
-        table.add_row(kind, in_words(size), about)
-    table.add_row(ALL, in_words(total), f"in {folder}")
+        table.add_row(kind, format_bytes(size), about)
+    table.add_row(ALL, format_bytes(total), f"in {folder}")
     Console(highlight=False).print(table, markup=False)
     typer.echo("Remove some: millrace clean prefixes kernels")

@@ -1,4 +1,4 @@
-"""What the shell offers when Tab is pressed: names of models on this machine. Nothing is loaded for it."""
+"""What the shell offers when Tab is pressed: names of models. Nothing is loaded or fetched for it."""
 
 from __future__ import annotations
 
@@ -10,3 +10,12 @@ def model_names(incomplete: str) -> list[str]:
 
     names = dict.fromkeys((DEFAULT, *store.names()))
     return [name for name in names if name.startswith(incomplete)]
+
+
+def fetchable_names(incomplete: str) -> list[str]:
+    """Those, and what can be fetched: `auto` and the short names."""
+    from millrace.models import short_names
+
+    names = dict.fromkeys((short_names.AUTO, *(row.name for row in short_names.all_names())))
+    local = model_names(incomplete)
+    return local + [n for n in names if n.startswith(incomplete) and n not in local]

@@ -21,12 +21,13 @@ HELP = """\
 /quit          leave (or Ctrl-D)                       question
 Ctrl-C stops an answer and keeps its text. A line that ends with \\ goes on in
 the next one; what is pasted is one message, whatever its lines.
-/system, /temp, /top_p and /max alone go back to the server's own."""
+/system, /temp, /top_p and /max alone go back to the default; /max 0 sets no
+limit."""
 
 _NUMBERS: dict[str, tuple[str, type[int] | type[float], float, float]] = {
     "/temp": ("temperature", float, 0.0, 100.0),
     "/top_p": ("top_p", float, 0.0, 1.0),
-    "/max": ("max_tokens", int, 1, 2**31),
+    "/max": ("max_tokens", int, 0, 2**31),
 }
 
 
@@ -59,6 +60,7 @@ class SavedConversation(msgspec.Struct):
     temperature: float | None = None
     top_p: float | None = None
     max_tokens: int | None = None
+    """None is the default (millrace.cli.chat_limits), 0 is no limit."""
     messages: list[SavedMessage] = []
     images: list[str] = []
     """Pictures for the question that comes next."""
@@ -80,7 +82,6 @@ class SavedConversation(msgspec.Struct):
             "model": model,
             "temperature": self.temperature,
             "top_p": self.top_p,
-            "max_tokens": self.max_tokens,
         }
         return {k: v for k, v in body.items() if v is not None} | {
             "messages": [*system, *(m.spoken() for m in self.messages)],
@@ -119,7 +120,7 @@ class SavedConversation(msgspec.Struct):
         field, convert, low, high = _NUMBERS[name]
         if not argument:
             setattr(self, field, None)
-            return Reply(f"{field} is the server's own.")
+            return Reply(f"{field} is the default.")
         try:
             value = convert(argument)
         except ValueError:
@@ -127,6 +128,8 @@ class SavedConversation(msgspec.Struct):
         if not low <= value <= high:
             return Reply(f"{name} must be from {low:g} to {high:g}.")
         setattr(self, field, value)
+        if name == "/max" and not value:
+            return Reply("Answers have no limit but the context window.")
         return Reply(f"{field} is {value}.")
 
     def _undo(self) -> bool:
@@ -150,9 +153,14 @@ class _Delta(msgspec.Struct):
     reasoning_content: str | None = None
 
 
+class FinishDetails(msgspec.Struct):
+    type: str = ""
+
+
 class _Choice(msgspec.Struct):
     delta: _Delta | None = None
     finish_reason: str | None = None
+    finish_details: FinishDetails | None = None
 
 
 class Event(msgspec.Struct):

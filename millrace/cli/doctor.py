@@ -5,6 +5,7 @@ MLX is used in a child process only, so that its crash is a finding and not the 
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import signal
@@ -19,6 +20,7 @@ import typer
 
 from millrace.config import home
 from millrace.errors import MillraceError
+from millrace.sizes import format_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -200,14 +202,20 @@ def probe_problems(probe: DeviceProbe, backend: str) -> list[str]:
 
 def disk_free(folder: Path) -> tuple[int | None, str | None]:
     """Free bytes where models are kept, and what is wrong with the place."""
-    existing = next((p for p in (folder, *folder.parents) if p.exists()), folder)
+    existing = next((p for p in (folder, *folder.parents) if os.path.exists(p)), folder)
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        why = "cannot be written" if existing.is_dir() else "is not a folder"
+        return (
+            None,
+            f"Nothing can be kept in {folder}: {existing} {why}. Set MILLRACE_HOME to another.",
+        )
     try:
         free = shutil.disk_usage(existing).free
     except OSError as error:
         return None, f"{folder} cannot be used: {error}. Choose another with MILLRACE_HOME."
     if free < _LOW_DISK:
         return free, (
-            f"Only {free / GIB:.1f} GiB are free for models in {folder}. "
+            f"Only {format_bytes(free)} are free for models in {folder}. "
             f"Make room, or choose another place with MILLRACE_HOME."
         )
     return free, None
@@ -287,14 +295,14 @@ def _table(report: Report) -> Table:
 
 
 def _fitting(budget: int) -> str:
-    """The largest models that make text, and how to get the first."""
-    from millrace.models.suggestions import fitting
+    """The best models that make text, and how to get the first."""
+    from millrace.models.suggestions import choices
 
-    found = [s for s in fitting(budget) if "embeddings" not in s.uses][:4]
+    found = choices(budget, frozenset({"chat", "code"}))[:4]
     if not found:
         return "tiny ones"
-    names = ", ".join(f"{s.name} ({s.bytes / 1e9:.1f} GB)" for s in found)
-    return f"{names}; to have the first: millrace serve {found[0].source}"
+    names = ", ".join(f"{s.name} ({format_bytes(s.bytes)})" for s in found)
+    return f"{names}; to have the first: millrace serve {found[0].name}"
 
 
 def rows(report: Report) -> list[tuple[str, str]]:
@@ -303,7 +311,7 @@ def rows(report: Report) -> list[tuple[str, str]]:
     lines += list(report.versions.items())
     if (probe := report.probe) is not None:
         device, blas = probe.device, probe.blas
-        memory = f"{device.memory / GIB:.1f} GiB, {device.budget / GIB:.1f} GiB of it for models"
+        memory = f"{format_bytes(device.memory)}, {format_bytes(device.budget)} of it for models"
         lines += [
             ("device", f"{device.kind}: {device.name}"),
             ("memory", memory),
@@ -316,7 +324,7 @@ def rows(report: Report) -> list[tuple[str, str]]:
         if (own := probe.kernels) is not None:
             rate = f"{own.weights / 1e9:,.1f} billion 4-bit weights a second"
             lines.append(("CPU kernels", f"{own.vectors} ({own.processor}), {rate}"))
-    disk = "unknown" if report.disk_free is None else f"{report.disk_free / GIB:.1f} GiB"
+    disk = "unknown" if report.disk_free is None else format_bytes(report.disk_free)
     return [
         *lines,
         ("home", report.home),

@@ -13,6 +13,7 @@ import typer
 
 from millrace.distributed.handshake import Refused
 from millrace.distributed.messages import VISIT, Look, Looked, Measure, Measured, ModelFile
+from millrace.sizes import format_bytes
 
 if TYPE_CHECKING:
     from millrace.config import EngineConfig, GroupConfig
@@ -151,7 +152,7 @@ def _show(report: RanksReport) -> None:
     table = Table("rank", "address", "versions", "memory", "")
     for rank in report.ranks:
         told = " ".join(f"{name} {version}" for name, version in rank.versions.items())
-        memory = f"{rank.memory / 1e9:.0f} GB" if rank.memory else ""
+        memory = format_bytes(rank.memory) if rank.memory else ""
         table.add_row(str(rank.rank), rank.address, told, memory, rank.problem or "well")
     out.print(table)
     if report.ways:

@@ -46,6 +46,10 @@ def launch(
             min=1, help="The window of a server that is started; the model's own if left out."
         ),
     ] = None,
+    yes: Annotated[
+        bool,
+        typer.Option("--yes", "-y", help="Fetch a model that fits, unasked, where none is here."),
+    ] = False,
     show: Annotated[
         bool, typer.Option("--print", help="Only show what would be run, as lines for a shell.")
     ] = False,
@@ -65,7 +69,7 @@ def launch(
         if (server := _running(url, api_key, model, context)) is not None:
             choice = of_server(chosen, server, model)
         else:
-            choice = of_machine(chosen, model, context, download=not show)
+            choice = of_machine(chosen, model, context, download=not show, yes=yes)
             api_key = None
             more = ["--context", str(context)] if context is not None else []
             if show:

@@ -10,9 +10,13 @@ from typing import Annotated
 
 import typer
 
-from millrace.cli.completion import model_names
+from millrace.cli.completion import fetchable_names, model_names
+from millrace.sizes import format_bytes
 
-_NAME = "A name from 'millrace list', a folder, a GGUF file, or a Hugging Face id (org/name)."
+_NAME = (
+    "A name from 'millrace list', a short name (qwen3-4b), auto, a folder, a GGUF file, or a Hugging Face "
+    "id (org/name)."
+)
 
 _NOT_SERVED = " (not supported: there is no such model class here, and it cannot be served)"
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs to read.")]
@@ -27,7 +31,7 @@ def register(app: typer.Typer) -> None:
 
 
 def pull(
-    name: Annotated[str, typer.Argument(help=_NAME, autocompletion=model_names)] = "smollm2",
+    name: Annotated[str, typer.Argument(help=_NAME, autocompletion=fetchable_names)] = "smollm2",
 ) -> None:
     """Fetch a model, or convert a GGUF file, so that it is ready to serve."""
     from millrace.cli.progress import reporter
@@ -36,7 +40,9 @@ def pull(
 
     with reporter() as progress:
         found = resolve(name, progress=progress)
-    size = _size(describe(found.path).bytes)
+    if found.note:
+        typer.echo(found.note, err=True)
+    size = format_bytes(describe(found.path).bytes)
     typer.echo(f"{found.name} is ready ({size}) in {found.path}")
 
 
@@ -68,7 +74,7 @@ def list_(as_json: Json = False) -> None:
             model.architecture if model.error is None else "broken",
             model.quantization,
             context,
-            _size(model.bytes),
+            format_bytes(model.bytes),
             model.source,
         )
     console = Console()
@@ -130,7 +136,7 @@ def show(
         "chat template": "yes" if about.chat_template else "no",
         "tool calls": tools,
         "reasoning": reasoning or "none",
-        "size": _size(about.bytes),
+        "size": format_bytes(about.bytes),
         "folder": about.path,
     }
     if (encoder := encoder_of(found.path, name=found.name)) is not None:
@@ -161,22 +167,15 @@ def rm(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Remove a model from this machine."""
-    from millrace.models import store
+    from millrace.models import short_names, store
 
     own = store.own_folder(name)
+    if own is None and (short := short_names.find(name)) is not None:
+        name = short.source
     if not yes and (folder := own or store.hub_folder(name)) is not None:
         shared = "" if own else ", which other programs on this machine share"
         typer.confirm(f"Remove {name} from {folder}{shared}?", abort=True)
-    typer.echo(f"Removed {name}; {_size(store.remove(name))} are free again.")
-
-
-def _size(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
+    typer.echo(f"Removed {name}; {format_bytes(store.remove(name))} are free again.")
 
 
 def _print_json(value: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +27,8 @@ from millrace.serving.listening import bind
 from millrace.serving.opening import check_defaults
 from millrace.text.conversation import Conversation
 from millrace.text.formats import by_name, thought_by_name
+
+log = logging.getLogger("millrace.models")
 
 _FOUND_STAY = 1800.0
 """Seconds that a model which nobody named stays after its last use."""
@@ -63,7 +66,9 @@ def catalogue_of(
         with _told_of(key):
             _check_formats(table.tool_format, table.reasoning_format, table.pooling)
     base = ModelSpec(engine=config.engine, defaults=config.defaults, ttl=stays, named=True)
-    served = specs_of(models, tables, base, progress, name=name, aliases=aliases, pins=pins)
+    served = specs_of(
+        models, tables, base, progress, name=name, aliases=aliases, pins=pins, memory=config.memory
+    )
     found = ModelSpec(
         engine=msgspec.structs.replace(config.engine, adapters=(), specprefill=None),
         defaults=config.defaults,
@@ -82,6 +87,7 @@ def specs_of(
     name: str | None,
     aliases: Sequence[str],
     pins: Sequence[str],
+    memory: int | None = None,
 ) -> Named:
     """The models of the command line and of the file; the default one where there are none."""
     specs = {key: _from_table(key, table, base, progress) for key, table in tables.items()}
@@ -115,12 +121,14 @@ def specs_of(
             aliases_ = (*specs[key].aliases, *aliases)
             specs[key] = replace(specs[key], engine=engine, aliases=aliases_)
         else:
-            found = resolve(model, progress=progress)
+            found = resolve(model, progress=progress, memory=memory)
+            if found.note:
+                log.info("%s", found.note)
             key = name or own or found.name
             if key in specs:
                 raise SetupError(f"Two models are called '{key}'; give one of them another name.")
             engine = msgspec.structs.replace(base.engine, model=str(found.path), name=key)
-            specs[key] = replace(base, engine=engine, aliases=tuple(aliases))
+            specs[key] = replace(base, engine=engine, aliases=(*aliases, *found.aliases))
         first.append(key)
     whole = {s.name: _sound(s) for s in pinned(list(specs.values()), pins)}
     return Named(list(whole.values()), [whole[key] for key in dict.fromkeys(first)])
@@ -140,7 +148,15 @@ def _from_table(key: str, table: ModelTable, base: ModelSpec, progress: Progress
         f"{where} ",
     )
     changes["adapters"] = tuple(adapter_in(n, path) for n, path in table.lora.items())
-    for field in ("weights", "context", "task", "pooling", "tool_format", "reasoning_format"):
+    for field in (
+        "weights",
+        "context",
+        "max_running",
+        "task",
+        "pooling",
+        "tool_format",
+        "reasoning_format",
+    ):
         if (value := getattr(table, field)) is not None:
             changes[field] = value
     for field in ("kv_memory", "cache_memory"):
@@ -154,6 +170,8 @@ def _from_table(key: str, table: ModelTable, base: ModelSpec, progress: Progress
         aliases=tuple(table.aliases),
         defaults=base.defaults | table.defaults,
         template_arguments=table.template_arguments,
+        limits=table.limits("max_running"),
+        max_queue=table.max_queue,
         pin=table.pin,
         ttl=ttl,
     )

@@ -17,12 +17,12 @@ OTHERS = "Others"
 PANELS = {
     "Models": "config_ name alias only on_demand model_dir memory pin ttl max_waiting weights context "
     "trust_remote_code tool_format reasoning_format",
-    "Where it listens": "host port max_body keep_alive reader_timeout drain_timeout cors_origin "
-    "allowed_host",
+    "Where it listens": "host port server_name max_body keep_alive reader_timeout drain_timeout "
+    "cors_origin allowed_host",
     "Who may ask, and how much": "api_key admin_key api_key_file rate_requests rate_tokens max_queue "
     "max_connections_per_address",
     "How it answers where a request says nothing": "temperature top_p top_k min_p repetition_penalty "
-    "presence_penalty frequency_penalty max_tokens",
+    "presence_penalty frequency_penalty max_tokens loop_guard",
     "Batch and memory": "max_running kv_memory max_stall prefill_chunk speculate",
     "Long prompts": "specprefill_draft specprefill specprefill_threshold specprefill_keep_pct",
     "Prefix cache": "cache cache_memory cache_disk cache_dir cache_quant cache_isolation "
@@ -30,7 +30,7 @@ PANELS = {
     "Adapters": "lora lora_dir lora_memory",
     "Pictures": "remote_media allow_local_media max_pictures",
     "Embeddings and ranking": "embed rerank pooling",
-    "Stored responses": "store store_days",
+    "Stored responses": "store store_days store_limit",
     "Several machines": "ranks hostfile parallel distributed_backend",
     "Behind a gateway": "smg smg_engine",
     "Log and figures": "log_level log_format metrics_names",

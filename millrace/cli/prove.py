@@ -55,11 +55,12 @@ def prove(
     Batched, cached, streamed, resumed and guessed answers are each compared with the same ones alone,
     token for token; memory is held against its budget, speed against mlx-lm's. The report names no
     prompt, path, host or user. The exit status is 0 if all is equal, 3 if there are near-ties of low
-    precision and nothing worse, and 1 otherwise.
+    precision and nothing worse, and 1 otherwise. Where MLX does not work, the report says why.
     """
     from typing import get_args
 
     from rich.console import Console
+    from rich.markup import escape
 
     from millrace.cli.doctor import run_probe
     from millrace.cli.progress import reporter
@@ -70,6 +71,7 @@ def prove(
     from millrace.prove.questions import QUICK, QuestionSettings
     from millrace.prove.report import as_json, as_markdown
     from millrace.prove.run import prove as run
+    from millrace.prove.run import without_device
 
     options: tuple[str, ...] = ()
     if weights is not None:
@@ -85,16 +87,18 @@ def prove(
     with console.status("Looking at the device"):
         probe, fault = run_probe()
     if probe is None:
-        raise SetupError(fault or "MLX does not work here.")
-    with _Terminal(console) as terminal:
-        proof = run(
-            models,
-            probe,
-            QUICK if quick else QuestionSettings(),
-            terminal,
-            quick=quick,
-            options=options,
-        )
+        proof = without_device(fault or "MLX does not work here.", quick=quick)
+        console.print(f"[bold red]Error:[/] {escape(fault or '')}", soft_wrap=True)
+    else:
+        with _Terminal(console) as terminal:
+            proof = run(
+                models,
+                probe,
+                QUICK if quick else QuestionSettings(),
+                terminal,
+                quick=quick,
+                options=options,
+            )
     out.write_text(as_markdown(proof), encoding="utf-8")
     figures.write_text(as_json(proof), encoding="utf-8")
     console.print(f"\n[bold]{proof.summary()}[/] in {proof.seconds:.0f} s")

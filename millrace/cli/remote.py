@@ -54,6 +54,18 @@ def whole_address(url: str) -> str:
     return whole.rstrip("/").removesuffix("/v1")
 
 
+def is_local(url: str) -> bool:
+    """Whether an address is this machine's own, which no proxy of the environment leads to."""
+    import ipaddress
+    from urllib.parse import urlsplit
+
+    try:
+        host = urlsplit(whole_address(url)).hostname or ""
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 class RemoteModel(msgspec.Struct, frozen=True):
     """A model as /v1/models tells of it; other servers than ours tell less."""
 
@@ -62,6 +74,9 @@ class RemoteModel(msgspec.Struct, frozen=True):
     max_model_len: int | None = None
     state: str | None = None
     alias_of: str | None = None
+    owned_by: Any = None
+    profile: Any = None
+    """What the server's configuration sets for it, by the names of a request's fields."""
 
     @property
     def window(self) -> int | None:
@@ -96,7 +111,12 @@ class Server:
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         timeout = httpx.Timeout(10.0, read=None)
         try:
-            self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout)
+            self._http = httpx.Client(
+                base_url=self.url,
+                headers=headers,
+                timeout=timeout,
+                trust_env=not is_local(self.url),
+            )
         except httpx.InvalidURL as error:
             raise SetupError(f"{url} is no address of a server: {error}.") from None
 
@@ -173,7 +193,10 @@ class Server:
         from millrace.bench.sse import error_text
 
         if status >= 400:
-            raise RequestFailed(error_text(body) or f"The server answered with status {status}.")
+            reason = error_text(body)
+            if not body.lstrip().startswith(b"{"):  # no error of an API
+                reason = f"{self.url} answered with status {status}. {reason}".rstrip()
+            raise RequestFailed(reason)
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -198,18 +221,22 @@ def own_server(model: str | None, options: Sequence[str] = ()) -> Iterator[Serve
 
     from millrace.cli.progress import reporter
     from millrace.models.resolve import resolve
+    from millrace.models.short_names import AUTO
     from millrace.ports import free_port
 
     with reporter() as progress:
-        resolve(model, progress=progress)
+        found = resolve(model, progress=progress)
+    if found.note:
+        typer.echo(f"millrace: {found.note}", err=True)
+    if model == AUTO:
+        model = found.name  # the server does not choose again
     port = free_port()
     command = [sys.executable, "-m", "millrace", "serve", *([model] if model else []), *options]
     with tempfile.TemporaryFile() as output:
         # A session of its own: Ctrl-C in this terminal is for the answer, not for the server.
         child = subprocess.Popen(
             [*command, "--port", str(port), "--only", "--config", os.devnull],
-            # A key in the environment is meant for a server that others can reach.
-            env={k: v for k, v in os.environ.items() if k not in (KEY_VARIABLE, ADMIN_VARIABLE)},
+            env=_child_environment(),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -230,6 +257,15 @@ def own_server(model: str | None, options: Sequence[str] = ()) -> Iterator[Serve
                 child.wait(timeout=10)
             except subprocess.TimeoutExpired:
                 child.kill()
+
+
+def _child_environment() -> dict[str, str]:
+    """Says that the server is this command's own. A key, or a name, is meant for one that others use."""
+    from millrace.cli.neighbours import STARTED_BY
+
+    left_out = (KEY_VARIABLE, ADMIN_VARIABLE, "MILLRACE_SERVER_NAME")
+    kept = {k: v for k, v in os.environ.items() if k not in left_out}
+    return kept | {STARTED_BY: next((a for a in sys.argv[1:] if not a.startswith("-")), "chat")}
 
 
 def wait_ready(server: Server, child: subprocess.Popen[bytes] | None = None) -> None:

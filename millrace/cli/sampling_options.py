@@ -22,6 +22,13 @@ PresencePenalty = Annotated[
     float | None, typer.Option(help="Taken from the logits of what was said.")
 ]
 FrequencyPenalty = Annotated[float | None, typer.Option(help="The same for each time it was said.")]
+LoopGuard = Annotated[
+    bool | None,
+    typer.Option(
+        help="End an answer once more than 256 of its tokens repeat with a period of at most 64; off if "
+        "not given. Requests say otherwise with loop_guard."
+    ),
+]
 MaxTokens = Annotated[
     int | None, typer.Option(help="Tokens of an answer; what the window leaves if not given.")
 ]

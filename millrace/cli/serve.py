@@ -13,9 +13,9 @@ from millrace.cli import rank_options
 from millrace.cli import sampling_options as sampling
 from millrace.cli import specprefill as specprefill_options
 from millrace.cli import telling_options as telling
-from millrace.cli.completion import model_names
+from millrace.cli.completion import fetchable_names
 from millrace.cli.panels import add_in_panels
-from millrace.cli.settings import tables_of, use_file
+from millrace.cli.settings import keys_of, tables_of, use_file
 from millrace.config import EngineConfig, Isolation, ServeConfig, SmgEngine, Weights
 
 
@@ -24,10 +24,11 @@ def serve(
     model: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Models that are loaded at the start: folders, GGUF files, Hugging Face ids or "
-            "local names, or NAME=MODEL; the small default model if left out. Others on this "
-            "machine are loaded when they are asked for.",
-            autocompletion=model_names,
+            help="Models that are loaded at the start: short names (qwen3-4b), folders, GGUF files, "
+            "Hugging Face ids or local names, or NAME=MODEL; auto for the best one that fits this "
+            "machine; the small built-in model if left out. Others on this machine are loaded when "
+            "they are asked for.",
+            autocompletion=fetchable_names,
         ),
     ] = None,
     config_: Annotated[
@@ -42,6 +43,13 @@ def serve(
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+    server_name: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of this server for ps, chat and stop --server on this machine; --name is the "
+            "model's."
+        ),
+    ] = None,
     name: Annotated[
         str | None, typer.Option(help="Name to serve the model under; its own if left out.")
     ] = None,
@@ -117,12 +125,16 @@ def serve(
         str,
         typer.Option(
             help="Weights on the device: auto (as stored; on a CPU float32 where our kernels do not "
-            "know the model, on CUDA bf16 where that is 1 GiB at most), keep, bf16 or f32."
+            "know the model, on CUDA bf16 where that is 1.1 GB at most), keep, bf16 or f32."
         ),
     ] = "auto",
     max_running: Annotated[
-        int, typer.Option(help="The most answers that are generated at the same time.")
-    ] = 32,
+        int | None,
+        typer.Option(
+            help="The most answers that are generated at the same time; by default 32 on a CPU, and on "
+            "a GPU as many of 1,024 tokens as its memory holds, from 32 to 256."
+        ),
+    ] = None,
     max_queue: Annotated[
         int, typer.Option(help="Answers that may wait beside those; more are refused with a 429.")
     ] = 256,
@@ -136,22 +148,21 @@ def serve(
     max_stall: Annotated[
         float | None,
         typer.Option(
-            help="Seconds that a long prompt may hold up running streams; "
-            "2.5 times the recent decode step if not given, and at least 0.12 while many wait, "
-            "unless streams run that are used to fewer."
+            help="While answers are generated, no step is planned to take longer than this many seconds; "
+            "0.5 on a CPU and 0.05 on a GPU if not given."
         ),
     ] = None,
     prefill_chunk: Annotated[
         int | None,
         typer.Option(
-            help="The most prompt tokens run between two decode steps; "
+            help="The most tokens of a step, those of prompts and of answers; "
             "512 on a CPU and 2048 on a GPU if not given."
         ),
     ] = None,
     speculate: Annotated[
         int | None,
         typer.Option(
-            help="Tokens that an answer may guess ahead from what its text repeats, 0 for none; "
+            help="Draft tokens that an answer may try from what its text repeats, 0 for none; "
             "8 on a CPU and none elsewhere if not given."
         ),
     ] = None,
@@ -164,7 +175,10 @@ def serve(
     ] = True,
     cache_memory: Annotated[
         str | None,
-        typer.Option(help="Memory for that state, like 4G; a share of the device's if not given."),
+        typer.Option(
+            help="Memory for that state in any case, like 4G; a share of the device's if not given. "
+            "What running requests leave of theirs comes on top."
+        ),
     ] = None,
     cache_disk: Annotated[
         str | None,
@@ -223,6 +237,13 @@ def serve(
     store_days: Annotated[
         int, typer.Option(help="Days that a stored response is kept after its last use.")
     ] = 30,
+    store_limit: Annotated[
+        str | None,
+        typer.Option(
+            help="Disk for stored responses and conversations, like 8G, divided equally between the API "
+            "keys; 16G or half of the free space if not given, whichever is less."
+        ),
+    ] = None,
     max_body: Annotated[int, typer.Option(help="Largest request body in bytes.")] = 32 << 20,
     keep_alive: Annotated[
         float, typer.Option(help="Seconds of silence after which a stream gets a comment line.")
@@ -255,6 +276,7 @@ def serve(
     presence_penalty: sampling.PresencePenalty = None,
     frequency_penalty: sampling.FrequencyPenalty = None,
     max_tokens: sampling.MaxTokens = None,
+    loop_guard: sampling.LoopGuard = None,
     ranks: rank_options.Ranks = None,
     hostfile: rank_options.Hostfile = None,
     parallel: rank_options.Split = "auto",
@@ -327,6 +349,7 @@ def serve(
             cache_memory=bytes_of("--cache-memory", cache_memory),
             cache_disk=rank_options.disk(group, cache_disk, cache_dir) if cache else 0,
             cache_dir=cache_dir,
+            server_port=port,
             cache_quant=cache_quant,
             checkpoint_every=checkpoint_every,
             cache_told=smg is not None and speaks != "mlx",
@@ -344,6 +367,7 @@ def serve(
         ),
         host=host,
         port=port,
+        server_name=server_name,
         max_body=max_body,
         keep_alive=keep_alive,
         reader_timeout=reader_timeout,
@@ -352,10 +376,11 @@ def serve(
         max_connections_per_address=max_connections_per_address,
         store=store,
         store_days=store_days,
+        store_limit=bytes_of("--store-limit", store_limit),
         max_waiting=max_waiting,
         memory=bytes_of("--memory", memory),
         adapter_folders=tuple(lora_dir or ()),
-        api_keys=gather(api_key or [], api_key_file, admin_key or []),
+        api_keys=gather(api_key or [], api_key_file, admin_key or [], keys_of(context_)),
         rate_requests=rate_requests,
         rate_tokens=rate_tokens,
         cors_origins=tuple(cors_origin or ()),
@@ -377,6 +402,7 @@ def serve(
             presence_penalty=presence_penalty,
             frequency_penalty=frequency_penalty,
             max_tokens=max_tokens,
+            loop_guard=loop_guard,
         ),
     )
     if not model and config.engine.weights == "auto" and blas.mlx_backend() == "cpu":

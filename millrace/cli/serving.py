@@ -20,24 +20,29 @@ if TYPE_CHECKING:
     from millrace.protocol.prefixes import CacheChange
     from millrace.rpc.smg.front import SmgFront
     from millrace.serving.catalogue import Catalogue, ModelSpec
-    from millrace.serving.limits import RateLimits
     from millrace.serving.metrics import Metrics
+    from millrace.serving.quotas import Quotas
     from millrace.serving.registry import Registry
 
 
 async def run(config: ServeConfig, catalogue: Catalogue, first: list[ModelSpec]) -> None:
     from millrace.api.responses.store import open_store
+    from millrace.cli import neighbours
+    from millrace.cli.better_model import BetterModel, is_builtin
     from millrace.cli.progress import LoadingLine
     from millrace.media.limits import MediaLimits
     from millrace.models.encoders import encoder_in
     from millrace.models.footprint import device_budget
     from millrace.occupancy import occupy
     from millrace.serving.adapters import AdapterLibrary
-    from millrace.serving.limits import RateLimits
+    from millrace.serving.announcing import Announcer
+    from millrace.serving.documents import DocumentDesk
     from millrace.serving.listening import bind
     from millrace.serving.media import MediaDesk
+    from millrace.serving.memory import OtherServers
     from millrace.serving.metrics import Metrics
     from millrace.serving.opening import Opening, Workplace, check_defaults
+    from millrace.serving.quotas import key_quotas, model_quotas
     from millrace.serving.registry import Registry
     from millrace.serving.warming import read_file
     from millrace.text.volatile import Volatile
@@ -50,13 +55,18 @@ async def run(config: ServeConfig, catalogue: Catalogue, first: list[ModelSpec])
     lines = read_file(config.warm) if config.warm else []
     listener = bind(config.host, config.port)
     occupy()
+    names = [s.name for s in first]
+    registration = neighbours.register(config, listener, names)
+    others, whole = OtherServers(registration.others, registration.record.pool), device_budget()
+    neighbours.warn(others, whole, config.memory)
     workplace = Workplace()
-    store = open_store(config.store, config.store_days)
+    store = open_store(config.store, config.store_days, config.store_limit, len(config.api_keys))
     media = MediaDesk(
         MediaLimits(
             remote=config.remote_media, folders=config.media_folders, most=config.max_pictures
         )
     )
+    documents = DocumentDesk()
     beside: list[SmgFront] = []
 
     def cache_changed(name: str, changes: Sequence[CacheChange]) -> None:
@@ -65,12 +75,14 @@ async def run(config: ServeConfig, catalogue: Catalogue, first: list[ModelSpec])
 
     try:
         metrics = Metrics(config.metrics_names)
+        quotas = key_quotas(config.api_keys, config.rate_requests, config.rate_tokens)
         adapters = AdapterLibrary()
         opening = Opening(
             workplace,
             metrics,
             idle=config.keep_alive,
             max_queue=config.max_queue,
+            quotas=model_quotas({spec.name: spec.limits for spec in catalogue.named}),
             adapters=adapters,
             media=media,
             on_cache=cache_changed,
@@ -79,15 +91,19 @@ async def run(config: ServeConfig, catalogue: Catalogue, first: list[ModelSpec])
             catalogue,
             opening,
             metrics,
-            limit=config.memory or device_budget(),
+            limit=config.memory or whole,
             max_waiting=config.max_waiting,
             adapters=adapters,
+            # --memory is this server's own, whatever others hold.
+            others=others if config.memory is None else None,
         )
-        limits = RateLimits(config.rate_requests, config.rate_tokens)
+        announcer = Announcer(registration, registry)
         if config.smg is not None:
             spec = (first or registry.named)[0]
-            beside.append(_worker(config.smg, registry, spec, config, limits, metrics))
+            beside.append(_worker(config.smg, registry, spec, config, quotas, metrics))
         registry.preload(first)
+        announcer.look()  # what is about to be taken is not there for a server that starts now
+        better = BetterModel(registry.limit, _command()) if is_builtin(first) else None
         for instance in registry.instances():
             # The engines are starting in their own processes meanwhile.
             await asyncio.wait({instance.opened})
@@ -95,28 +111,34 @@ async def run(config: ServeConfig, catalogue: Catalogue, first: list[ModelSpec])
         from millrace.api.context import Context
         from millrace.api.server import serve
 
-        context = Context(registry, config, metrics, store, limits=limits, warm=lines)
+        context = Context(
+            registry, config, metrics, store, quotas=quotas, documents=documents, warm=lines
+        )
         address = listener.getsockname()
         _tell_roles(config)
         warning = _exposed(address[0], config)
         if config.smg is not None:
             warning = _exposed(config.smg.rpartition(":")[0].strip("[]"), config) or warning
-        names = [s.name for s in first]
         encodes = bool(first) and encoder_in(first[0].engine) is not None
 
         def ready() -> None:
             line.end()
-            _welcome(names, address, config, warning, encodes, _facts(registry))
+            facts = [*_facts(registry), *neighbours.lines(others, registry, whole)]
+            _welcome(names, address, config, warning, encodes, facts)
+            if better is not None:
+                better.show()
 
         try:
-            await serve(context, listener, ready, beside)
+            await serve(context, listener, ready, [announcer, *beside])
         finally:
             line.end()
     finally:
         await media.close()
+        documents.close()
         store.close()
         listener.close()
         workplace.remove()
+        registration.close()
 
 
 def _worker(
@@ -124,7 +146,7 @@ def _worker(
     registry: Registry,
     spec: ModelSpec,
     config: ServeConfig,
-    limits: RateLimits,
+    quotas: Quotas,
     metrics: Metrics,
 ) -> SmgFront:
     try:
@@ -133,7 +155,7 @@ def _worker(
         raise SetupError(
             f"--smg needs gRPC, which is not installed ({error.name}): pip install 'millrace-server[smg]'"
         ) from None
-    return SmgFront(registry, spec, config, limits, metrics, address)
+    return SmgFront(registry, spec, config, quotas, metrics, address)
 
 
 def _loading(registry: Registry) -> str:
@@ -172,17 +194,17 @@ def _tell_roles(config: ServeConfig) -> None:
 
 def _facts(registry: Registry) -> list[str]:
     """What each model that was loaded runs on, and what it has."""
-    from millrace.models.footprint import in_words
+    from millrace.serving.memory import memory_of
 
     lines = []
     for instance in registry.instances():
         ready, model = instance.client.ready, instance.model
         if ready is not None and model is not None:
             window = f"window {model.window:,} tokens"
-            memory = (
-                f"weights {in_words(ready.weight_bytes)}, {in_words(ready.kv_budget)} for state"
-            )
-            lines.append(f"{instance.spec.name}: {ready.device}, {ready.dtype}, {window}, {memory}")
+            lines.append(f"{instance.spec.name}: {ready.device}, {ready.dtype}, {window}")
+            lines.append(f"  memory: {memory_of(instance).in_words()}")
+            if ready.cache_note is not None:
+                lines.append(f"  {ready.cache_note}")
     return lines
 
 

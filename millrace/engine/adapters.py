@@ -19,6 +19,7 @@ from millrace.models.adapters.fitting import Shape, fitted
 from millrace.models.adapters.folder import Adapter, read
 from millrace.models.adapters.slots import AdapterSlots
 from millrace.protocol import AdapterLoaded, AdapterRefused, AdapterUnloaded, LoadAdapter, Submit
+from millrace.sizes import format_bytes
 
 log = logging.getLogger("millrace.engine")
 
@@ -60,8 +61,8 @@ class Adapters:
             needed = self._slots.needs(slot, adapter.modules)
             if needed > self._room:
                 raise AdapterError(
-                    f"The adapter '{name}' does not fit: with it, adapters take {needed / 2**20:.1f} MiB "
-                    f"of {self._room / 2**20:.1f} MiB. Raise --lora-memory, or unload others."
+                    f"The adapter '{name}' does not fit: with it, adapters take {format_bytes(needed)} "
+                    f"of {format_bytes(self._room)}. Raise --lora-memory, or unload others."
                 )
             self._slots.place(slot, adapter.modules)
         except AdapterError as error:

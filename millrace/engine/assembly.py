@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from millrace.config import EngineConfig
+from millrace.config import FEWEST_RUNNING, EngineConfig
 from millrace.engine.adapters import Adapters
 from millrace.engine.cache_use import CacheUse
 from millrace.engine.decider import Decider, DeciderSettings
@@ -25,18 +25,22 @@ if TYPE_CHECKING:
     from millrace.cache.store import SegmentStore
 
 DEFAULT_CHUNK = 512
+DEFAULT_STALL = 0.5
 NO_LIMIT = 1 << 62
 
 
-def settings_of(config: EngineConfig, *, pipelined: bool) -> DeciderSettings:
+def settings_of(
+    config: EngineConfig, *, pipelined: bool, flat: bool, lends: bool
+) -> DeciderSettings:
     return DeciderSettings(
-        max_running=config.max_running,
+        max_running=config.max_running or FEWEST_RUNNING,
         chunk=config.prefill_chunk or DEFAULT_CHUNK,
-        max_stall=config.max_stall,
-        burst=config.burst,
+        max_stall=config.max_stall or DEFAULT_STALL,
         speculate=config.speculate or 0,
-        # Guesses need the last tokens. Where draws are the host's own work, waiting costs nothing.
+        # Draft tokens need the last tokens. Where draws are the host's own work, waiting costs nothing.
         pipelined=pipelined and not config.speculate,
+        flat=flat,
+        lends=lends and not config.cache_quant,
     )
 
 
@@ -66,17 +70,16 @@ def assemble(
     recorder = recorder or NullRecorder()
     cache = None
     if index is not None:
-        cache = CacheUse(index, config.checkpoint_every, uncut=not runner.trimmable)
+        cache = CacheUse(index, config.checkpoint_every, uncut=runner.layout.needs.uncut)
     decider = Decider(
-        settings_of(config, pipelined=pipelined),
+        settings_of(config, pipelined=pipelined, flat=runner.flat, lends=runner.lends),
         budget,
-        runner.shapes,
         cache,
-        trimmable=runner.trimmable,
         picture_room=picture_room,
         whole_pictures=getattr(runner.model, "whole_pictures", False),
         scorings=draft.scorings if draft is not None else None,
     )
+    runner.limit = budget.limit + (index.memory if index is not None else 0)
     sights = Sights(runner.model)
     adapters = Adapters(runner.adapters, adapter_room, no_adapters)
     made = runner, sampler, adapters, sights, grammars, store, recorder, vocabulary

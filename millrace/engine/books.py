@@ -9,9 +9,8 @@ import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from millrace.engine.penalties import wanted
 from millrace.engine.specprefill.selection import Kept
-from millrace.engine.speculation import Guesser
+from millrace.engine.speculation import Drafter
 from millrace.protocol import Choice, Prefilled, Submit
 from millrace.protocol.prefixes import HitKind
 
@@ -64,13 +63,9 @@ class Seat:
     """Draws that the host has not read."""
     group: int = NO_GROUP
     """Rows that are held apart from others while a fault is traced."""
-    guesser: Guesser | None = None
+    drafter: Drafter | None = None
     most: int = 0
     """Tokens that it may generate in all."""
-    steps: int = 0
-    """Steps that it has been in the batch for, since it joined."""
-    company: int = 0
-    """How many rows it is used to run among, itself included; 0, as long as it has not settled."""
 
     def __post_init__(self) -> None:
         self.most = self.most or self.request.max_tokens
@@ -78,6 +73,11 @@ class Seat:
     @property
     def priority(self) -> int:
         return self.request.priority
+
+    @property
+    def width(self) -> int:
+        """Rows that it takes."""
+        return 1
 
     @property
     def length(self) -> int:
@@ -101,11 +101,10 @@ class Seat:
         return [*prompt[start:], *self.tokens[max(0, start - len(prompt)) :]]
 
     @property
-    def guessable(self) -> bool:
-        """Whether later draws need nothing that the tokens before them change."""
-        asked = self.request
-        plain = asked.grammar is None and asked.lazy_grammar is None and asked.thinking is None
-        return plain and asked.logprobs is None and not wanted(asked.sampling)
+    def draftable(self) -> bool:
+        """Whether it may try draft tokens. With some kernels the last digits of logprobs depend on how many
+        tokens a pass has, and a request that runs alone reports the same logprobs each time."""
+        return self.request.logprobs is None
 
 
 @dataclass(eq=False)
@@ -133,8 +132,6 @@ class Job:
     """That state is still on its way."""
     pauses: list[int] = field(default_factory=list)
     """Places where state that cannot be cut is to be kept, so that a chunk must end there."""
-    alone: bool = False
-    """It may not share a chunk: one that it had a part in failed, or what is left is a remainder."""
     demoted: bool = False
     """It was under way before: what it finds again is its own."""
     promised: bool = False
@@ -196,10 +193,14 @@ class Job:
         pause = next((p - self.done for p in self.pauses if p > self.done), self.left)
         return min(pause, self.sight - self.done)
 
-    def resembles(self, other: Job) -> bool:
-        """Whether the other begins alike, so that one should wait for what the other computes."""
-        n = ALIKE
-        return self.tokens[:n] == other.tokens[:n] and self.salt == other.salt
+    def shares(self, other: Job) -> bool:
+        """Whether the other is about to compute tokens that this one needs as well."""
+        begin = max(self.known, other.done)
+        end = begin + ALIKE
+        if self.salt != other.salt or end > min(self.length, other.length):
+            return False
+        alike = self.tokens[begin:end] == other.tokens[begin:end]
+        return alike and self.tokens[:begin] == other.tokens[:begin]
 
     @property
     def salt(self) -> str:
@@ -212,12 +213,6 @@ class Job:
     @property
     def width(self) -> int:
         return len(self.seats)
-
-    @property
-    def fresh(self) -> bool:
-        """Whether nothing of it is there yet, and it may run beside others."""
-        apart = self.alone or self.wants_logprobs or self.request.media or self.kept
-        return not (self.done or self.known or apart)
 
     @property
     def wants_logprobs(self) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from millrace import descriptors, native
-from millrace.config import EngineConfig, home
+from millrace.config import FEWEST_RUNNING, EngineConfig, home
 from millrace.distributed import environment
 from millrace.engine.ranks.leader import Leader, smallest
 from millrace.engine.transport import Transport
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from millrace.cache.state import Layout
     from millrace.engine.encoding.loop import EncoderEngine
     from millrace.engine.loop import Engine
+    from millrace.engine.memory import Budget
     from millrace.models.load import LoadedModel
 
 log = logging.getLogger("millrace.engine")
@@ -44,14 +45,18 @@ _NOTED = 0.05
 _LEAST_ADAPTERS = 64 << 20
 CPU_CHUNK, GPU_CHUNK = 512, 2048
 """The most prompt tokens of a chunk, where the configuration does not say."""
-CPU_BURST = 20.0
-"""Chunks between the steps of running rows read all the weights once more, which a CPU feels where they
-are float32: a burst is better run before anybody is answered."""
-MOST_LANES = 8
-"""With more cores than that, BLAS has more use for them than pieces of a chunk have."""
+CPU_STALL, GPU_STALL = 0.5, 0.05
+"""Seconds that no step is planned to take longer than, where the configuration does not say: a pass
+costs much by itself on a CPU, and should hold many tokens there; a GPU gains little beyond."""
 NO_ADAPTERS = "A model that is split over ranks takes no adapters; serve it from one machine."
 CPU_AHEAD = 8
-"""The most tokens guessed ahead there."""
+"""Draft tokens of a row there, at most."""
+MOST_RUNNING = 256
+"""Sequences that run at a time on a GPU, at most, where the configuration does not say."""
+_USUAL_LENGTH = 1024
+"""Tokens of a sequence by which that number follows from the memory."""
+_WARMED = 64
+"""Rows up to which a warm-up goes."""
 
 
 def build(
@@ -85,13 +90,12 @@ def build(
     from millrace.cache.state import sizes_of
     from millrace.cache.store import SegmentStore
     from millrace.engine.assembly import assemble
-    from millrace.engine.cpu_pipeline import CpuPipeline
     from millrace.engine.executor import Executor
     from millrace.engine.grammar import Grammars
     from millrace.engine.memory import Budget
     from millrace.engine.ranks.disk import LeadingStore
     from millrace.engine.ranks.executors import LeadingExecutor
-    from millrace.engine.runner import Runner, whole
+    from millrace.engine.runner import Runner
     from millrace.engine.sampler import Sampler
     from millrace.engine.sampling import DeviceSampling, HostSampling, SamplingBackend
     from millrace.engine.specprefill.draft import DraftModel, draft_of, load_draft
@@ -115,18 +119,14 @@ def build(
         beside = load_draft(config, config.specprefill, loaded)
     on_cpu = loaded.device == "cpu"
     backend: SamplingBackend = HostSampling() if on_cpu else DeviceSampling()
-    config = completed(config, on_cpu, native=loaded.native)
+    config = completed(config, on_cpu)
     pictures, drafted = pictures_room(config, loaded), 0
     weights = loaded.weight_bytes
     if beside is not None:
         weights += beside.weight_bytes
         drafted = config.draft_memory or max(_LEAST_CACHE, _spare(config, loaded) // DRAFT_PART)
     kv, cached = rooms(config, loaded, pictures + drafted + weights - loaded.weight_bytes)
-    forward = whole
-    # Pieces that run side by side would mix the order of ranks' collectives.
-    if on_cpu and not loaded.native and not leader and 1 < blas.threads() <= MOST_LANES:
-        forward = CpuPipeline(blas.threads()).forward
-    runner = Runner(loaded.model, loaded.caches, forward=forward, recurring=not on_cpu)
+    runner = Runner(loaded.model, loaded.caches, recurring=not on_cpu, group=loaded.group)
     budget = Budget(replace(runner.cost, chunk=config.prefill_chunk or 0), kv)
     if leader:
         shares = leader.shares()
@@ -135,19 +135,22 @@ def build(
         budget = Budget(budget.cost, kv)
     state = budget.limit + (cached if config.cache else 0)
     device.bound_freed(weights + state + pictures + drafted)
+    warmed = warmed_rows(config)
+    running = most_running(config, budget, on_cpu)
+    config = msgspec.structs.replace(config, max_running=running)
     draft: DraftModel | None = None
     if beside is not None:
         draft = draft_of(config, beside, loaded, drafted)
     index = store = None
+    problem: str | None = None
     if config.cache:
         disk, problem = disk_tier(config, runner.layout, loaded)
-        parts = (runner.make_caches, runner.layout, disk)
-        store = SegmentStore(*parts, pack=config.cache_quant)
-        if leader:
-            store = LeadingStore(leader, *parts, pack=config.cache_quant)
+        pack = config.cache_quant
+        parts = (runner.make_caches, runner.layout, disk, runner.segments(pack=pack))
+        store = LeadingStore(leader, *parts) if leader else SegmentStore(*parts)
         index = PrefixIndex(
             runner.layout.needs,
-            sizes_of(runner.layout, loaded.caches, config.cache_quant),
+            runner.sizes(sizes_of(runner.layout, loaded.caches, pack), pack=pack),
             cached,
             disk_budget=disk.budget if disk else None,
             problem=problem,
@@ -159,7 +162,7 @@ def build(
         transport.send(Loading("compiling kernels"))
         if loaded.sees:
             loaded.model.warm_up()
-        warm_up(runner, Sampler(backend), min(config.max_running, 64), config.prefill_chunk or 0)
+        warm_up(runner, Sampler(backend), warmed, config.prefill_chunk or 0)
     engine = assemble(
         runner,
         config,
@@ -193,10 +196,12 @@ def build(
             load_seconds=loaded.seconds,
             weight_bytes=weights,
             kv_budget=budget.limit,
-            kv_bytes_per_token=replace(budget.cost, margin=0).row(1024) // 1024,
+            kv_bytes_per_token=budget.cost.row(_USUAL_LENGTH) // _USUAL_LENGTH,
+            max_running=running,
             device_bytes=device.describe().memory,
             memory=device.memory_now(),
             checkpoints=index is not None and runner.layout.needs.uncut,
+            cache_note=problem,
         )
     )
     return engine
@@ -238,7 +243,7 @@ def rooms(config: EngineConfig, loaded: LoadedModel, taken: int) -> tuple[int, i
     return kv, cached
 
 
-def completed(config: EngineConfig, on_cpu: bool, *, native: bool) -> EngineConfig:
+def completed(config: EngineConfig, on_cpu: bool) -> EngineConfig:
     """What nobody has said, as it suits the device."""
     ahead = config.speculate
     if ahead is None:
@@ -248,8 +253,23 @@ def completed(config: EngineConfig, on_cpu: bool, *, native: bool) -> EngineConf
         config,
         prefill_chunk=config.prefill_chunk or (CPU_CHUNK if on_cpu else GPU_CHUNK),
         speculate=ahead,
-        burst=CPU_BURST if on_cpu and not native else config.burst,
+        max_stall=config.max_stall or (CPU_STALL if on_cpu else GPU_STALL),
     )
+
+
+def most_running(config: EngineConfig, budget: Budget, on_cpu: bool) -> int:
+    """Sequences that run at a time, at most. On a CPU more of them make nothing faster."""
+    if config.max_running is not None:
+        return config.max_running
+    if on_cpu:
+        return FEWEST_RUNNING
+    fit = budget.limit // max(1, budget.row(_USUAL_LENGTH))
+    return max(FEWEST_RUNNING, min(MOST_RUNNING, fit))
+
+
+def warmed_rows(config: EngineConfig) -> int:
+    """Rows up to which the kernels are compiled before the engine is ready."""
+    return min(config.max_running or _WARMED, _WARMED)
 
 
 def disk_tier(
@@ -273,7 +293,7 @@ def disk_tier(
         versions={name: metadata.version(name) for name in libraries},
     )
     try:
-        return DiskTier(folder, mark, config.cache_disk), None
+        return DiskTier(folder, mark, config.cache_disk, server_port=config.server_port), None
     except DiskUnavailable as error:
         log.warning("the prefix cache has no disk tier: %s", error)
         return None, str(error)

@@ -9,33 +9,30 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Sequence
 from typing import cast
 
 import msgspec
 
 from millrace.cache.index import PrefixIndex
 from millrace.cache.residency import Operations
-from millrace.engine.batch_memory import BatchMemory
 from millrace.engine.books import Job, Phase, Seat
 from millrace.engine.cache_use import CacheUse
-from millrace.engine.latency_model import LatencyModel
-from millrace.engine.learning import Learning
 from millrace.engine.memory import Budget
+from millrace.engine.pacing import Pacing, StepSize, decode_size
 from millrace.engine.pictures import Pictures
 from millrace.engine.prompts import Prompts
 from millrace.engine.quarantine import Quarantine
 from millrace.engine.requests import RequestBook, TurnDraft
 from millrace.engine.scheduler import Scheduler
-from millrace.engine.shapes import Shapes
 from millrace.engine.specprefill.scorings import Scorings
 from millrace.engine.speculation import Speculation
 from millrace.engine.turn import (
     Drop,
     Finish,
-    Forward,
     Join,
     Outcome,
+    Pass,
+    PromptRun,
     Read,
     RowResult,
     Sample,
@@ -43,6 +40,7 @@ from millrace.engine.turn import (
     Turn,
     TurnOperation,
 )
+from millrace.sizes import format_bytes
 
 log = logging.getLogger("millrace.engine")
 
@@ -52,12 +50,17 @@ class DeciderSettings(msgspec.Struct, frozen=True):
 
     max_running: int = 32
     chunk: int = 512
-    """The most prompt tokens of a chunk."""
-    max_stall: float | None = None
-    burst: float = 2.0
+    """The most tokens of a pass."""
+    max_stall: float = 0.5
+    """Seconds that no step is planned to take longer than while sequences are being answered."""
     speculate: int = 0
+    """Draft tokens of a row, at most."""
     pipelined: bool = False
     """Whether a step is launched before the tokens of the last one are read."""
+    flat: bool = True
+    """Whether all tokens of a step may be one pass; draft tokens need it."""
+    lends: bool = False
+    """Whether the prefix cache has the pages that no sequence holds: it gives them back at once."""
 
 
 class Decider:
@@ -65,51 +68,53 @@ class Decider:
         self,
         settings: DeciderSettings,
         budget: Budget,
-        shapes: Shapes,
         cache: CacheUse | None = None,
         *,
-        trimmable: bool = True,
         picture_room: int = 0,
         whole_pictures: bool = False,
         scorings: Scorings | None = None,
     ) -> None:
         """`picture_room` is how many bytes the features of pictures may take; with `whole_pictures` no
-        chunk has a part of one. `scorings` is the work of a draft, where there is one."""
+        run has a part of one. `scorings` is the work of a draft, where there is one."""
         self._settings = settings
         self._budget = budget
-        self._shapes = shapes
         self._cache = cache
-        self._trimmable = trimmable
-        self._latency = LatencyModel(settings.chunk, settings.max_stall, shapes.grain)
+        self._pacing = Pacing(settings.max_stall, settings.chunk)
         numbers = itertools.count(1)
-        self._scheduler = Scheduler(
-            settings.max_running,
-            self._latency,
-            budget,
-            shapes,
-            self._begin,
-            numbers,
-            settings.burst,
-        )
+        self._scheduler = Scheduler(settings.max_running, budget, self._begin, numbers, self._pace)
         self._pictures = Pictures(picture_room, whole=whole_pictures)
         self._requests = RequestBook(
             self._scheduler, budget, cache, self._pictures, numbers, scorings
         )
-        self._speculation = (
-            Speculation(settings.speculate, self._latency) if settings.speculate else None
+        drafts = settings.speculate and settings.flat and not settings.pipelined
+        self._speculation = Speculation(settings.speculate, self._pacing) if drafts else None
+        self._prompts = Prompts(
+            self._scheduler,
+            self._requests,
+            self._pacing,
+            cache,
+            self._pictures,
+            scorings,
+            flat=settings.flat,
         )
-        self._learning = Learning(self._latency, self._speculation, pipelined=settings.pipelined)
-        what = self._scheduler, self._requests, budget, shapes, self._learning, cache
-        self._prompts = Prompts(*what, self._pictures, scorings)
-        self._guessing = False
-        """The last step had guesses: how far its rows have come is known when it has been read."""
+        self._drafting = False
+        """The last step had draft tokens: how far its rows have come is known when it has been read."""
+        self._tried: dict[int, int] = {}
+        """The tokens that it ran of each row, if so."""
         self._quarantine = Quarantine()
         self._turns = itertools.count(1)
         self._draft = TurnDraft(Turn(0))
         self._running: list[Seat] = []
-        self._memory = BatchMemory(budget, gradual=not shapes.recurring)
+        self._paced = 0, 0.0
+        """What a token of a prompt takes beside what runs, and in which turn that was looked at."""
         self._drawn = False
-        """There are draws that nobody has read."""
+        """There are draws that are not read yet."""
+        self._launched: list[StepSize | None] = []
+        """The sizes of steps that are not read yet; None for one beside which something else ran."""
+        self._reading = False
+        """The last turn read a step, whether or not a row still wanted its token."""
+        self._alone: StepSize | None = None
+        """The size of the last turn's pass, if no rows took part."""
         self.again: float | None = None
         """In how many seconds there is something to decide, even if nothing happens."""
 
@@ -131,9 +136,9 @@ class Decider:
 
     @property
     def held(self) -> int:
-        """Bytes of key-value state that there should be."""
-        prompts = sum(self._budget.row(j.length) for j in self._scheduler.coming)
-        return self._budget.rectangle(self._memory.size, len(self._running)) + prompts
+        """Bytes of key-value state that there may be."""
+        rows = [s.held + self._tried.get(s.number, 0) for s in self._running]
+        return self._budget.total([*rows, *(j.length for j in self._scheduler.coming)])
 
     @property
     def longest(self) -> int:
@@ -172,7 +177,6 @@ class Decider:
                 for j in self._scheduler.jobs()
             ],
             sorted(self._requests.seats),
-            self._memory.size,
         )
 
     # The decision
@@ -186,11 +190,10 @@ class Decider:
         for message in seen.messages:
             self._requests.receive(message, draft)
         draft.turn.wanted = self._pictures.plan(self._scheduler.seeing(), draft.out)
-        left = self._leave()
-        self._scheduler.open(self._running, draft.now, left=left)
-        self._admit_ready()
+        self._leave()
+        self._scheduler.open(self._running, draft.now)
+        self._join_ready()
         self._step()
-        self._next_chunk()
         if self._cache is not None:
             self.again = self._cache.index.tick(draft.out, draft.now, idle=not self.busy)
         draft.turn.operations = cast("list[TurnOperation]", draft.out)
@@ -199,8 +202,6 @@ class Decider:
     # What the last turn brought
 
     def _learn(self, outcome: Outcome) -> None:
-        if outcome.settled:
-            self._memory.settled()
         for failed in outcome.failed:
             assert failed.id is not None
             self._requests.abort(failed.id, None, self._draft)
@@ -216,16 +217,29 @@ class Decider:
                 self._requests.fail(
                     id, f"The picture could not be read: {seen.problem}", self._draft
                 )
-        self._learning.learn(outcome)
-        self._prompts.ran(outcome, self._draft)
+        self._measure(outcome)
+        rows = decode_size([s.length for s in self._running])
+        self._prompts.ran(outcome, self._draft, self._pacing.cost.seconds(rows))
+
+    def _measure(self, outcome: Outcome) -> None:
+        """What the steps that were read have taken."""
+        alone, self._alone = self._alone, None
+        if alone is not None and outcome.pass_seconds is not None:
+            self._pacing.cost.saw(alone, outcome.pass_seconds)
+        if outcome.step_fault is not None:
+            self._launched = []
+        elif self._reading:
+            size = self._launched.pop(0)
+            if size is not None and outcome.gap is not None:
+                self._pacing.cost.saw(size, outcome.gap)
 
     def _take(self, seat: Seat, result: RowResult) -> None:
         if seat.unread:
             seat.unread -= 1
         seat.tokens += result.tokens
-        if result.guessed and self._speculation is not None:
-            self._speculation.confirmed(seat, result.guessed, result.advanced - 1)
-        if seat.phase is Phase.RUNNING and self._guessing:
+        if result.drafted and self._speculation is not None:
+            self._speculation.confirmed(seat, result.drafted, result.advanced - 1)
+        if seat.phase is Phase.RUNNING and self._drafting:
             seat.held += result.advanced
         if result.problem is not None:
             self._requests.fail(seat.request.id, result.problem, self._draft)
@@ -241,7 +255,6 @@ class Decider:
     def _step_fault(self, text: str) -> None:
         """The batch is lost: its rows go again, and whose fault it was is traced."""
         seats, self._running = self._running, []
-        self._memory.clear()
         self._drawn = False
         alive = [s for s in seats if s.phase is Phase.RUNNING]
         for seat in seats:
@@ -265,8 +278,8 @@ class Decider:
 
     # The batch
 
-    def _leave(self) -> bool:
-        """Drop the rows that are done or no longer have room in memory; says whether there were any."""
+    def _leave(self) -> None:
+        """Drop the rows that are done or no longer have room in memory."""
         leaving = [s for s in self._running if s.phase is Phase.ENDED or s.spent]
         staying = [s for s in self._running if s not in leaving] if leaving else self._running
         groups = [j.group for j in self._scheduler.jobs()]
@@ -284,10 +297,10 @@ class Decider:
         if yielding:
             staying = [s for s in staying if s not in yielding]
         if len(staying) == 1 and not self._scheduler.coming:
-            staying, leaving = self._alone(staying, leaving)
+            staying, leaving = self._last_one(staying, leaving)
         gone = [*leaving, *yielding]
         if not gone:
-            return False
+            return
         for seat in gone:
             if self._cache is not None:
                 self._cache.row(seat, self._draft.out, self._draft.now)
@@ -295,9 +308,6 @@ class Decider:
         self._running = staying
         for seat in gone:
             self._left(seat)
-        if not staying:
-            self._memory.clear()
-        return True
 
     def _left(self, seat: Seat) -> None:
         if seat.phase is Phase.ENDED:
@@ -307,17 +317,17 @@ class Decider:
         else:
             self._requests.requeue(seat, self._draft)
 
-    def _alone(self, staying: list[Seat], leaving: list[Seat]) -> tuple[list[Seat], list[Seat]]:
+    def _last_one(self, staying: list[Seat], leaving: list[Seat]) -> tuple[list[Seat], list[Seat]]:
         """A row that has all the memory to itself ends where that ends."""
         seat = staying[0]
-        if self._budget.least([seat.held + 1]) <= self._budget.limit:
+        if self._budget.row(seat.held + 1) <= self._budget.limit:
             return staying, leaving
         log.warning(
-            "request %s ends after %d tokens: all %.1f MiB of key-value memory are its own, and full; "
+            "request %s ends after %d tokens: all %s of key-value memory are its own, and full; "
             "raise --kv-memory for longer answers",
             seat.request.id,
             len(seat.tokens),
-            self._budget.limit / 2**20,
+            format_bytes(self._budget.limit),
         )
         seat.most = len(seat.tokens) + seat.unread
         if not seat.unread:
@@ -325,42 +335,56 @@ class Decider:
             seat.phase = Phase.ENDED
         return [], [*leaving, seat]
 
-    def _admit_ready(self) -> None:
-        """Let prompts that have been run join, as far as the batch's memory is there."""
-        scheduler, running = self._scheduler, self._running
-        rows = len(running) + scheduler.coming_rows(running)
-        told, within = self._memory.prepare(running, scheduler.ready, scheduler.coming, rows)
-        self._draft.out += [told] if told else []
-        if jobs := scheduler.joining(running, self._draft.now, within):
-            self._learning.joined(sum(j.width for j in jobs))
-            self._reserve(jobs)
-        for job in jobs:
+    def _join_ready(self) -> None:
+        """Let prompts that have been run join the batch."""
+        for job in self._scheduler.joining(self._running, self._draft.now):
             self._draft.out.append(Join(job.number, [s.number for s in job.seats]))
             for seat in job.seats:
-                seat.phase, seat.held, seat.steps = Phase.RUNNING, job.length - 1, 0
+                seat.phase, seat.held = Phase.RUNNING, job.length - 1
             self._running += job.seats
 
-    def _reserve(self, joining: Sequence[Job] = (), more: int = 1) -> None:
-        """Have memory for the rows that run, those that join, and so many more tokens of each."""
-        coming, turn = self._scheduler.coming, self._draft.turn.number
-        if told := self._memory.reserve(self._running, coming, turn, joining=joining, more=more):
-            self._draft.out.append(told)
-
     def _step(self) -> None:
-        operations = self._draft.out
-        if not self._running:
+        """One pass: all rows, then as many prompt tokens as the promise allows."""
+        operations, running = self._draft.out, self._running
+        lengths = [s.length for s in running]
+        size = decode_size(lengths) if running else StepSize(steps=1)
+        drafts = self._drafts(size)
+        ahead = sum(map(len, drafts.values()))
+        if ahead:
+            size = decode_size(lengths, ahead)
+        prompts, size = self._prompts.plan(running, size, self._draft)
+        self._lend({s.number: 1 + len(drafts.get(s.number, ())) for s in running})
+        self._reading = self._drawn or (bool(running) and not self._settings.pipelined)
+        self._drafting = bool(ahead)
+        self._tried = {s.number: 1 + len(drafts.get(s.number, ())) for s in running if ahead}
+        if running:
+            self._answer(drafts, prompts, None if self._prompts.other else size)
+        else:
             if self._drawn:
                 operations.append(Read())
-            self._guessing = self._drawn = False
-            self._learning.step(0, 0)
+            self._drawn = False
+            if prompts:
+                operations.append(Pass(False, {}, prompts, wait=True))
+                self._alone = size
+        if self._pacing.cost.known and not self._prompts.other:
+            self._draft.turn.expected = self._pacing.cost.seconds(size)
+
+    def _lend(self, counts: dict[int, int]) -> None:
+        """Let the prefix cache have what sequences leave of the memory for theirs, with so many more tokens
+        of each row."""
+        if self._cache is None or not self._settings.lends:
             return
-        guesses = self._guesses()
-        ahead = max(map(len, guesses.values()), default=0)
-        self._guessing = bool(ahead)
-        self._learning.step(len(self._running), ahead)
-        self._scheduler.stepped(self._running)
-        self._reserve(more=1 + ahead)
-        operations.append(Forward(guesses))
+        rows = [s.held + counts[s.number] for s in self._running]
+        held = self._budget.total([*rows, *(j.length for j in self._scheduler.coming)])
+        free = max(0, self._budget.limit - held)
+        self._cache.index.lend(self._draft.out, free, self._draft.now)
+
+    def _answer(
+        self, drafts: dict[int, list[int]], prompts: list[PromptRun], size: StepSize | None
+    ) -> None:
+        """Run a pass of all rows and draw their next tokens."""
+        operations = self._draft.out
+        operations.append(Pass(True, drafts, prompts))
         if self._settings.pipelined:
             if self._drawn:
                 operations.append(Read())
@@ -368,35 +392,27 @@ class Decider:
         else:
             operations += [Sample(), Read()]
         self._drawn = self._settings.pipelined
+        self._launched.append(size)
         for seat in self._running:
             seat.unread += 1
-            if not ahead:
+            if not drafts:
                 seat.held += 1
 
-    def _guesses(self) -> dict[int, list[int]]:
-        if self._speculation is None or not self._trimmable or self._settings.pipelined:
+    def _drafts(self, size: StepSize) -> dict[int, list[int]]:
+        if self._speculation is None or not self._running:
             return {}
-        proposed = self._speculation.propose(self._running) or [[]] * len(self._running)
-        guesses = {s.number: g for s, g in zip(self._running, proposed, strict=True) if g}
-        ahead = max(map(len, guesses.values()), default=0)
-        widths = [s.held + 1 + ahead for s in self._running]
-        prompts = [j.length for j in self._scheduler.coming]
-        return guesses if self._budget.fits(widths, prompts) else {}
+        prompts = bool(self._scheduler.waiting)
+        proposed = self._speculation.propose(self._running, size, prompts=prompts)
+        drafts = {s.number: d for s, d in zip(self._running, proposed, strict=True) if d}
+        widths = [s.held + 1 + len(drafts.get(s.number, ())) for s in self._running]
+        coming = [j.length for j in self._scheduler.coming]
+        return drafts if self._budget.fits([*widths, *coming]) else {}
 
     def _begin(self, job: Job) -> None:
-        if self._running:
-            self._reserve(more=0)  # it takes what the batch has too much
         self._prompts.begin(job, self._draft)
 
-    def _next_chunk(self) -> None:
-        rows = len(self._running)
-        if self._prompts.something_else(self._draft, rows):
-            return
-        planned = self._scheduler.next_chunk(self._running, self._draft.now)
-        if planned is not None:
-            self._prompts.run(*planned, self._draft, wait=not self._running)
-        elif self._prompts.encode(self._draft, rows) or self._prompts.score(self._draft, rows):
-            return
-        else:
-            self._learning.chunk(0, None)
-        self._draft.turn.expected = self._learning.expected(len(self._running))
+    def _pace(self) -> float:
+        number = self._draft.turn.number
+        if self._paced[0] != number:
+            self._paced = number, self._pacing.token_seconds(len(self._running))
+        return self._paced[1]

@@ -15,13 +15,12 @@ import mlx.core as mx
 
 from millrace.cache.operations import Keep, KeepState, Restore, Source
 from millrace.engine.adapters import Adapters
-from millrace.engine.batch import Batch, Drawn
+from millrace.engine.batch import Batch, Drawn, Prefill
 from millrace.engine.grammar import Grammars
 from millrace.engine.logprobs import Logprobs
-from millrace.engine.memory import Rectangle
 from millrace.engine.prompt import Prompt
 from millrace.engine.row import Row
-from millrace.engine.runner import Runner
+from millrace.engine.runner import Runner, SequenceRun
 from millrace.engine.sampler import Sampler
 from millrace.engine.sights import Sights
 from millrace.engine.specprefill.operations import ScoringOperation
@@ -30,20 +29,19 @@ from millrace.engine.specprefill.selection import Kept
 from millrace.engine.turn import (
     Admit,
     Begin,
-    Chunk,
     Drop,
     DropPictures,
     EncodePicture,
     Finish,
     Forget,
-    Forward,
     Join,
     Outcome,
+    Pass,
     PlaceAdapter,
+    PromptRun,
     Read,
     Release,
     RemoveAdapter,
-    Reserve,
     RowResult,
     Sample,
     Turn,
@@ -61,7 +59,8 @@ from millrace.protocol import (
 )
 
 if TYPE_CHECKING:
-    from millrace.cache.store import SegmentStore, StateSource
+    from millrace.cache.segments import StateSource
+    from millrace.cache.store import SegmentStore
 
 log = logging.getLogger("millrace.engine")
 
@@ -72,6 +71,9 @@ UNKNOWN = 600.0
 
 
 class Executor:
+    _indivisible = False
+    """Whether a pass that failed cannot be run again in parts."""
+
     def __init__(
         self,
         runner: Runner,
@@ -104,10 +106,8 @@ class Executor:
         self._last_read: float | None = None
         self._launched: list[int] = []
         self._later: list[int] = []
-        """Requests whose chunks were launched and have not been waited for, before the last draw
+        """Requests whose prompts were launched and have not been waited for, before the last draw
         and since."""
-        self._last_chunk: int | None = None
-        """The prompt whose chunk may still be running on the device, while no row is."""
 
     def _make_batch(self) -> Batch:
         return Batch(self._runner, self._sampler)
@@ -122,8 +122,8 @@ class Executor:
         return (
             [row.number for row in self._batch.rows],
             sorted((n, row.tokens) for n, row in self._rows.items()),
-            sorted((n, p.done, p.width, p.tokens) for n, p in self._prompts.items()),
-            self._runner.lengths,
+            sorted((n, p.done, p.tokens) for n, p in self._prompts.items()),
+            [self._runner.length(row.number) for row in self._batch.rows],
             self._sights.state(),
             self._store.state() if self._store is not None else None,
         )
@@ -139,41 +139,32 @@ class Executor:
         self._patience = UNKNOWN if turn.expected is None else PATIENCE + 10 * turn.expected
         for operation in turn.operations:
             self._carry_out(operation)
-        if self._runner.unsettled:
-            alone = not any(isinstance(each, Chunk) for each in turn.operations)
-            self._in_step(lambda: self._runner.settle(1, part=True, alone=alone))
-        self._outcome.settled = not self._runner.unsettled
         if not self._outcome.rows:
             self._last_read = None
         return self._outcome
 
     def _carry_out(self, operation: TurnOperation) -> None:
         match operation:
-            case Forward(guesses=guesses):
-                self._in_step(lambda: self._forward(guesses))
+            case Pass():
+                self._pass(operation)
             case Sample():
                 self._in_step(self._batch.sample)
                 self._launched, self._later = [*self._launched, *self._later], []
             case Read():
                 self._in_step(self._read)
-            case Chunk():
-                self._chunk(operation)
             case Admit():
                 self._admit(operation)
             case Begin():
-                self._in_step(self._runner.give_back)
                 self._begin(operation)
             case Restore(job=job):
                 self._restore(operation)
             case Release(job=job):
-                self._runner.release(job)
+                self._runner.drop(job)
                 self._prompts.pop(job, None)
-            case Reserve(slots=slots, width=width):
-                self._in_step(lambda: self._runner.reserve(Rectangle(slots, width)))
             case Join(job=job, rows=numbers):
                 if prompt := self._prompts.pop(job, None):
                     rows = [self._rows[n] for n in numbers]
-                    self._in_step(lambda: self._batch.join(job, rows, prompt.tokens, prompt.delta))
+                    self._in_step(lambda: self._batch.join(job, rows, prompt.tokens, prompt.shift))
             case Drop(rows=numbers):
                 gone = {i for i, row in enumerate(self._batch.rows) if row.number in numbers}
                 if gone:
@@ -229,10 +220,65 @@ class Executor:
         self._rows = {n: self._again(row) for n, row in self._rows.items()}
         self._last_read = None
 
-    def _forward(self, guesses: dict[int, list[int]]) -> None:
-        self._batch.forward(
-            [guesses.get(r.number, []) for r in self._batch.rows] if guesses else []
-        )
+    def _pass(self, operation: Pass) -> None:
+        """Rows and plain prompts are one pass where the model can; what fails is run again apart, so that a
+        fault is its own request's alone."""
+        found = [
+            (self._prompts[run.job], run) for run in operation.prompts if run.job in self._prompts
+        ]
+        begin = time.perf_counter()
+        rows = operation.rows and bool(self._batch) and self._outcome.step_fault is None
+        together = [(p, r) for p, r in found if self._runner.flat and not p.apart]
+        together.sort(key=lambda pair: self._runner.is_long(pair[1].job, pair[1].count))
+        several = len(together) + rows > 1
+        if not (several and self._run_together(rows, operation.drafts, together)):
+            if rows:
+                self._in_step(lambda: self._forward(operation.drafts, []))
+            for pair in together:
+                self._run_prompt(*pair)
+        for pair in found:
+            if pair not in together:
+                self._run_prompt(*pair)
+        if not found:
+            return
+        if operation.wait:
+            self._runner.wait()
+            self._launched, self._later = [], []
+        if operation.wait or (not rows and self._runner.immediate):
+            self._outcome.pass_seconds = time.perf_counter() - begin
+        self._later += [prompt.request.id for prompt, _ in found]
+
+    def _run_together(
+        self, rows: bool, drafts: dict[int, list[int]], prompts: list[tuple[Prompt, PromptRun]]
+    ) -> bool:
+        """Run prompts, and rows with them, as one pass; says whether that went well."""
+        requests = [r.request.id for r in self._batch.rows] if rows else []
+        self._working([*requests, *(prompt.request.id for prompt, _ in prompts)])
+        parts = [Prefill(run.job, prompt.next(run.count)) for prompt, run in prompts]
+        numbers = [row.number for row in self._batch.rows] if rows else []
+        before = {n: self._runner.length(n) for n in (*numbers, *(part.number for part in parts))}
+        try:
+            if rows:
+                self._forward(drafts, parts)
+            else:
+                tokens = mx.array([t for part in parts for t in part.tokens], mx.int32)
+                runs = [SequenceRun(part.number, len(part.tokens)) for part in parts]
+                self._runner.run(tokens, runs, [])
+        except Exception:  # whatever a model raises: whose fault it is shows when they run apart
+            if self._indivisible:
+                raise
+            log.warning("sequences could not be run as one pass, and run apart")
+            # What failed after the pass was launched has made them longer.
+            for number, length in before.items():
+                if self._runner.length(number) > length:
+                    self._runner.cut(number, length)
+            return False
+        for (prompt, _), part in zip(prompts, parts, strict=True):
+            prompt.done += len(part.tokens)
+        return True
+
+    def _forward(self, drafts: dict[int, list[int]], prompts: list[Prefill]) -> None:
+        self._batch.forward([drafts.get(r.number, []) for r in self._batch.rows], prompts)
 
     def _read(self) -> None:
         step = Step()
@@ -254,20 +300,22 @@ class Executor:
         kept: list[int] = []
         finish: FinishReason | None = None
         for token in drawn.tokens:
+            if row.problem is None:
+                finish = row.accept(token)
             if row.problem is not None:
+                finish = None
                 break
             kept.append(token)
-            finish = row.accept(token)
             if finish is not None:
                 break
-        if row.problem is None:
+        if kept:
             scores = [drawn.logprob] if drawn.logprob else []
             step.rows.append(RowTokens(row.request.id, row.choice, kept, finish, scores))
         if finish is not None or row.problem is not None:
             row.ended = True
             self._rows.pop(row.number, None)
         self._outcome.rows.append(
-            RowResult(row.number, kept, len(drawn.tokens), drawn.guessed, finish, row.problem)
+            RowResult(row.number, kept, len(drawn.tokens), drawn.drafted, finish, row.problem)
         )
 
     def _admit(self, admit: Admit) -> None:
@@ -301,7 +349,8 @@ class Executor:
         tokens = [*(kept.of_prompt(prompt) if kept else prompt), *rows[0].tokens]
         scored = request.prompt_logprobs if begin.scored else None
         view = self._sights.view(request, len(tokens))
-        self._prompts[begin.job] = Prompt(request, tokens, begin.width, scored, view, kept)
+        self._prompts[begin.job] = Prompt(request, tokens, scored, view, kept)
+        self._runner.begin(begin.job, request.adapter)
 
     def _again(self, row: Row) -> Row:
         """A row as its tokens leave it, whatever was in flight for it."""
@@ -310,92 +359,47 @@ class Executor:
 
     def _restore(self, restore: Restore) -> None:
         assert self._store is not None
-        caches = self._store.execute(restore)
-        assert caches is not None
+        state = self._store.execute(restore)
+        assert state is not None
         if prompt := self._prompts.get(restore.job):
+            self._runner.adopt(restore.job, state, restore.at)
             prompt.done = restore.at
-            self._runner.adopt(restore.job, caches, prompt.width)
 
-    def _chunk(self, chunk: Chunk) -> None:
-        prompts = {job: self._prompts[job] for job in chunk.jobs if job in self._prompts}
-        if not prompts:
-            return
-        self._working([p.request.id for p in prompts.values()])
-        begin = time.perf_counter()
+    def _run_prompt(self, prompt: Prompt, run: PromptRun) -> None:
+        """Run the next tokens of a prompt by itself."""
+        self._working([prompt.request.id])
         try:
-            if len(prompts) > 1:
-                self._together(prompts, chunk)
-            else:
-                self._run(*next(iter(prompts.items())), chunk)
-            if chunk.wait:
-                self._wait(chunk.jobs[-1])
-            else:
-                self._last_chunk = None
-            if chunk.wait or self._runner.immediate:
-                self._outcome.chunk_seconds = time.perf_counter() - begin
-            self._later += [p.request.id for p in prompts.values()]
+            tokens = prompt.next(run.count)
+            begin, end = prompt.done, prompt.done + len(tokens)
+            vision = None
+            if prompt.view is not None:
+                vision = self._sights.chunk(prompt.view, begin, end)
+            positions = prompt.positions(begin, end)
+            top = prompt.scored
+            logits = self._runner.run(
+                mx.array(tokens, mx.int32),
+                [SequenceRun(run.job, len(tokens), positions=positions, vision=vision)],
+                range(len(tokens)) if top is not None else [],
+            )
+            prompt.done = end
+            if top is not None and logits is not None:
+                self._score(prompt, logits, begin, top)
         except Exception as error:  # whatever a model raises
-            self._chunk_failed(chunk, error)
+            self._prompt_failed(run.job, error)
 
-    def _chunk_failed(self, chunk: Chunk, error: Exception) -> None:
+    def _prompt_failed(self, job: int, error: Exception) -> None:
         log.exception("a prompt could not be run")
-        self._outcome.chunk_fault = str(error) or repr(error)
-        for job in chunk.jobs:
-            self._runner.release(job)
-            self._prompts.pop(job, None)
-
-    def _wait(self, job: int) -> None:
-        """Wait for the chunk before, if it was another prompt's, so that the device is never idle."""
-        last, self._last_chunk = self._last_chunk, job
-        self._launched, self._later = [], []
-        self._runner.wait(job if last in (None, job) else last)
-
-    def _together(self, prompts: dict[int, Prompt], chunk: Chunk) -> None:
-        runs = {
-            job: prompt.tokens[: min(chunk.count, len(prompt.tokens) - 1)]
-            for job, prompt in prompts.items()
-        }
-        adapters = [prompt.request.adapter for prompt in prompts.values()]
-        self._runner.together(runs, chunk.length, beside=bool(self._batch), adapters=adapters)
-        for job, run in runs.items():
-            prompts[job].done = len(run)
-
-    def _run(self, job: int, prompt: Prompt, chunk: Chunk) -> None:
-        begin, end = prompt.done, min(prompt.done + chunk.count, len(prompt.tokens) - 1)
-        if not begin:
-            self._runner.begin(job, prompt.width)
-        run = prompt.tokens[begin:end]
-        top = prompt.scored
-        sight = None
-        if prompt.view is not None:
-            sight = self._sights.chunk(prompt.view, begin, end, chunk.length)
-        positions = None
-        if prompt.kept is not None and end > prompt.kept.exact:
-            positions = prompt.kept.positions(begin, end)
-        logits = self._runner.chunk(
-            job,
-            run,
-            chunk.length,
-            beside=bool(self._batch),
-            scored=top is not None,
-            adapter=prompt.request.adapter,
-            sight=sight,
-            positions=positions,
-        )
-        prompt.done = end
-        if top is not None and logits is not None:
-            self._score(prompt, logits, begin, top)
+        self._outcome.prompt_faults[job] = str(error) or repr(error)
+        self._runner.drop(job)
+        self._prompts.pop(job, None)
 
     def _score(self, prompt: Prompt, logits: mx.array, begin: int, top: int) -> None:
         follow = mx.array(prompt.tokens[begin + 1 : prompt.done + 1], mx.int32)
-        prompt.logprobs += Logprobs(logits[0], follow, top).read([top] * follow.size)
+        prompt.logprobs += Logprobs(logits, follow, top).read([top] * follow.size)
         if prompt.done == len(prompt.tokens) - 1:
             scores = PromptLogprobs(prompt.request.id, prompt.logprobs)
             self._report(Step(prompt_logprobs=[scores]))
 
     def _source(self, source: Source) -> StateSource:
         """Whose state is to be kept."""
-        if source.kind == "job":
-            return self._runner.prompt_state(source.number)
-        place = next(i for i, r in enumerate(self._batch.rows) if r.number == source.number)
-        return self._runner.row_state(place)
+        return self._runner.state_of(source.number)

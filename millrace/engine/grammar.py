@@ -8,11 +8,13 @@ cannot be compiled or followed is its own row's fault and nobody else's.
 from __future__ import annotations
 
 import collections
+import copy
 import functools
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Self
 
 import llguidance.numpy as bits
 import mlx.core as mx
@@ -213,6 +215,13 @@ class RowGrammar:
         self.matcher = matcher
         self.problem: str | None = None
         """Why the row cannot go on; what is drawn for it meanwhile means nothing."""
+
+    def copy(self) -> Self:
+        """An independent matcher in the same state."""
+        new = copy.copy(self)
+        if self.matcher is not None:
+            new.matcher = self.matcher.deep_copy()
+        return new
 
     @property
     def binding(self) -> bool:

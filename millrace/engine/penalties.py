@@ -7,6 +7,7 @@ is kept up to date token by token. Ids outside the logits' width change nothing:
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Iterable
 
@@ -62,6 +63,17 @@ class Penalties:
                 self._factor[slot] = sampling.repetition_penalty
         for token in generated:
             self.accept(token)
+
+    def copy(self) -> Penalties:
+        new = copy.copy(self)
+        new._slot, new._counts = dict(self._slot), dict(self._counts)
+        new._ids, new._factor, new._shift = (
+            self._ids.copy(),
+            self._factor.copy(),
+            self._shift.copy(),
+        )
+        new._recent = self._recent.copy()
+        return new
 
     def accept(self, token: int) -> None:
         """A token was drawn."""

@@ -29,6 +29,7 @@ from millrace.protocol import (
     UnloadAdapter,
 )
 from millrace.protocol.prefixes import CacheQuery
+from millrace.sizes import format_bytes
 
 RESUMED_SECONDS = 25.0
 """How much waiting it is worth to have been under way: less than a step of priority."""
@@ -186,8 +187,8 @@ class RequestBook:
         if (needed := self._budget.row(tokens + 1)) <= self._budget.limit:
             return None
         return (
-            f"The prompt needs {needed / 2**20:.1f} MiB of key-value memory and the budget is "
-            f"{self._budget.limit / 2**20:.1f} MiB. Shorten it, or raise --kv-memory."
+            f"The prompt needs {format_bytes(needed)} of key-value memory and the budget is "
+            f"{format_bytes(self._budget.limit)}. Shorten it, or raise --kv-memory."
         )
 
     def _queue(self, seats: list[Seat], tokens: list[int], draft: TurnDraft) -> Job:

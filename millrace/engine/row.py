@@ -78,16 +78,3 @@ class Row:
         if self.thinking is not None and self.thinking.accept(self.tokens):
             self.forced = list(self.thinking.ending)
         return "length" if self.generated >= self.request.max_tokens else None
-
-
-class Ahead:
-    """A row as it will be some tokens later, for a draw that may turn out too early."""
-
-    def __init__(self, row: Row, by: int) -> None:
-        self.request = row.request
-        self.sampling = row.sampling
-        self.seed = row.seed
-        self.stop_ids = row.stop_ids
-        self.generated = row.generated + by
-        self.penalties = self.grammar = self.thinking = None
-        self.forced: list[int] = []

@@ -1,63 +1,67 @@
-"""The one place that touches the model: it makes caches, runs chunks of prompts and steps of the batch,
-and gives logits.
+"""The one place that touches the model: it runs passes over sequences and gives logits.
 
-It knows mlx-lm's cache classes and how the batch lies in memory, and decides nothing: what runs, how
-large the batch's memory is and when a prompt joins, it is told. Prompts go by the number of their job,
-rows by their place in the batch.
+A sequence is a page table and what the model keeps of it beside pages; it goes by its number. What runs in
+a pass is decided elsewhere. Memory is taken page by page, and pools grow with what is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import KVCache, make_prompt_cache
+import msgspec
+from mlx_lm.models.cache import make_prompt_cache
 
-from millrace.cache.state import Layout
+from millrace.cache.segments import CopiedSegments, Segments
+from millrace.cache.sizes import StateSizes
+from millrace.cache.state import Layout, RestoredState, StateCheckpoint, checkpoint_of
 from millrace.engine.measure import cost_of
-from millrace.engine.memory import NOTHING, Rectangle, StateCost
+from millrace.engine.memory import StateCost
+from millrace.engine.page_segments import PageSegments
 from millrace.engine.shapes import Shapes
-from millrace.engine.slots import (
-    HELD_TWICE,
-    LayerShape,
-    Move,
-    Positions,
-    SlotKVCache,
-    move_rows,
-    resize_all,
-)
-from millrace.engine.source import PromptState, RowState
 from millrace.models.adapters.slots import slots_of
-from millrace.models.rotations import Rotations, peek
+from millrace.models.rotations import Rotations, asked
+from millrace.paging.batching import Batching
+from millrace.paging.mlx_model import MlxPagedModel
+from millrace.paging.passes import Run, is_long
+from millrace.paging.pool import PagePool
+from millrace.paging.table import PageTable
 
-_MOST_A_STEP = 3
-"""Tokens that a row that guesses becomes longer by with a step."""
-_PARTS = 32
-"""Into so many parts, at most, the work is cut when a batch's memory becomes larger before it must be."""
-_PART_BYTES, _PART_BYTES_ALONE = 16 << 20, 48 << 20
-"""What a part has at least, where layers are small, beside a chunk and without: memory that is new takes a
-system a millisecond for every one or two of its megabytes."""
+if TYPE_CHECKING:
+    from millrace.paging.native import NativePagedModel
 
-_UNPLANNED = 8
-"""Tokens that a device's memory for few is wider by. Where rows are equally long and memory is a multiple
-of 256 wide, MLX has cuDNN attend on CUDA, which plans for every number of rows and every width: 40 to 650
-ms in the midst of streams whenever memory becomes wider. MLX's own kernel needs no plan."""
-_HELD_TWICE_BY_DEVICE = 64 << 20
-"""Bytes of the batch that a device copies into other memory at a time: it is waited for after each, and to
-wait for every layer costs a small model more than the copies."""
-
-ForwardPass = Callable[[Any, mx.array, list[Any]], mx.array]
-"""Runs a chunk of tokens through a model on top of caches; returns its logits."""
+_GROWTH = 1.5
+"""How many times as many pages pools get when they are full: each growth copies what they hold."""
+_FIRST_PAGES = 64
+"""Pages that a pool begins with: a few short sequences need no growth."""
 
 
-def whole(model: Any, chunk: mx.array, caches: list[Any]) -> mx.array:
-    """A chunk as one run."""
-    logits: mx.array = model(chunk, cache=caches)
-    return logits
+@dataclass(frozen=True)
+class SequenceRun:
+    """Tokens of one sequence in a pass, behind those that it has."""
+
+    sequence: int
+    count: int
+    drafts: int = 0
+    """Of its tokens, how many at its end may be cut."""
+    positions: Sequence[int] | None = None
+    """Where they stand, if not behind those that the sequence has."""
+    vision: Any = None
+    """What a part of a prompt with pictures is run with: such a run is a pass of its own."""
+
+
+@dataclass(eq=False)
+class _Held:
+    """A sequence's memory."""
+
+    tables: list[PageTable]
+    length: int = 0
+    """Tokens that it has."""
+    adapter: int = 0
+    shift: int = 0
+    """By how much positions are beyond places, since pictures stand before them or tokens were left out."""
 
 
 class Runner:
@@ -66,48 +70,43 @@ class Runner:
         model: Any,
         used: list[Any] | None = None,
         *,
-        forward: ForwardPass = whole,
         recurring: bool = False,
+        group: Any = None,
     ) -> None:
-        """`used` are caches that a prompt has run on; without them, one token is run here."""
+        """`used` are caches that a prompt has run on; without them, one token is run here. With
+        `recurring`, a device of its own runs passes of recurring shapes. `group` are the ranks that a
+        model is split over."""
         self._model = model
-        self._in_place: bool = getattr(model, "in_place", False)
-        """The model writes into the caches' memory: what others hold as well is copied first."""
         self._rotations: Rotations | None = getattr(model, "rotations", None)
-        """Through which mlx-lm's models are told positions; others take them as arguments."""
-        self._products = getattr(model, "own_products", None)
-        """What the model's layers share, where they are our own: they run when they are called."""
-        self._forward = forward
-        self._at_once = not recurring
-        """Nothing is in flight on a device of its own: what moves in memory moves when it is told to,
-        layer by layer, so that no two states of the whole batch are held."""
-        self._launch = mx.async_eval if recurring else mx.eval
-        """Has what moves in memory moved by itself, so that a step's launches are those of every step: a
-        device that keeps the plans of whole launches would make new ones for all that follow."""
-        self.adapters = slots_of(model)
         if used is None:
             used = make_prompt_cache(model)
             mx.eval(model(mx.array([[0]], mx.int32), cache=used))
-        margin = _UNPLANNED if recurring else 0
-        self.cost: StateCost = replace(cost_of(used), margin=margin)
-        plain = {i: cache for i, cache in enumerate(used) if type(cache) is KVCache}
-        self._shapes = {i: LayerShape.of(cache, margin) for i, cache in plain.items()}
+        self.adapters = slots_of(model)
         self.layout = Layout.of(model)
-        self.trimmable = len(self._shapes) == len(used)
-        """Whether every layer can take back tokens: guesses that turn out wrong, a padded end."""
-        padding = self.trimmable and not self._in_place
-        self.shapes = Shapes(recurring, padding, getattr(model, "grain", 1))
-        self._prompts: dict[int, list[Any]] = {}
-        self._positions = Positions(self.shapes)
-        self._batch: list[Any] = []
-        self._size = NOTHING
-        self.unsettled = False
-        """The batch's memory is not as large yet as it was told to be."""
-        self.row_adapters: list[int] = []
-        """The rows' adapters, by slot."""
-        self._deltas: list[int] = []
-        """What the rows' positions differ by from their places, since pictures stand before them or
-        tokens were left out."""
+        self.shapes = Shapes(recurring)
+        self._native: NativePagedModel | None = None
+        self._mlx: MlxPagedModel | None = None
+        if getattr(model, "in_place", False):
+            # Its compiler is not there on every platform.
+            from millrace.paging.native import NativePagedModel
+
+            self._native = NativePagedModel(model)
+        else:
+            self._mlx = MlxPagedModel(
+                model,
+                self.adapters,
+                kernels=recurring and _gpu(),
+                padded=self.shapes.tokens,
+                group=group,
+            )
+        paged = self._native or self._mlx
+        assert paged is not None
+        self._paged: NativePagedModel | MlxPagedModel = paged
+        self.cost: StateCost = replace(cost_of(used), page=paged.page)
+        self._pools = [PagePool(1) for _ in paged.windows]
+        self._sequences: dict[int, _Held] = {}
+        self.limit = 1 << 62
+        """Bytes that pools are not made larger than ahead of need."""
 
     @property
     def model(self) -> Any:
@@ -115,313 +114,338 @@ class Runner:
 
     @property
     def immediate(self) -> bool:
-        """Whether a chunk has been computed when its launch returns."""
-        return self._in_place
+        """Whether a pass has been computed when its launch returns."""
+        return self._paged.immediate
 
-    # Prompts
+    @property
+    def flat(self) -> bool:
+        """Whether all tokens of all sequences may run in one pass."""
+        return self._paged.batching is Batching.FLAT
+
+    @property
+    def single(self) -> bool:
+        """Whether every sequence is a pass by itself."""
+        return self._paged.batching is Batching.SINGLE
+
+    # Sequences
 
     def make_caches(self) -> list[Any]:
-        """Empty caches of a single row."""
+        """Empty caches of a single sequence, of mlx-lm's classes."""
         caches: list[Any] = make_prompt_cache(self._model)
         return caches
 
-    def begin(self, job: int, width: int) -> None:
-        """Make room for so many tokens of a prompt."""
-        caches = self.make_caches()
-        for i, shape in self._shapes.items():
-            caches[i] = shape.prompt(width)
-        self._prompts[job] = caches
+    def __contains__(self, number: int) -> bool:
+        return number in self._sequences
 
-    def adopt(self, job: int, caches: list[Any], width: int) -> None:
-        """Go on with a prompt from state that is there already, with room for so many tokens."""
-        for i, shape in self._shapes.items():
-            caches[i] = shape.widened(caches[i], width, own=self._in_place)
-        self._prompts[job] = caches
+    def begin(self, number: int, adapter: int = 0, shift: int = 0) -> None:
+        self.drop(number)
+        pairs = zip(self._pools, self._paged.windows, strict=True)
+        tables = [PageTable(pool, self._paged.page, window) for pool, window in pairs]
+        self._sequences[number] = _Held(tables, 0, adapter, shift)
 
-    def prompt_state(self, job: int) -> PromptState:
-        """A prompt's state, for the prefix cache to keep."""
-        return PromptState(self.layout, self._prompts[job])
+    def adopt(self, number: int, state: RestoredState, length: int) -> None:
+        """Give a sequence that has begun the state of its first tokens. Pages are shared: only a last one
+        that is partly filled is copied."""
+        found = self._sequences[number]
+        shared = None if state.pages is None else self.group_of_whole
+        lacks = [
+            int(length % self._paged.page > 0) if group == shared else table.lacks(length)
+            for group, table in enumerate(found.tables)
+        ]
+        self._reserve_pages(lacks)
+        for group, table in enumerate(found.tables):
+            if group != shared:
+                table.extend(length)
+            elif (copy := table.adopt(state.pages or [], length)) is not None:
+                self._paged.copy_page(copy, group)
+        found.length = length
+        tables = [[table.pages] for table in found.tables]
+        if self._mlx is not None:
+            self._mlx.adopt(state.caches, tables, number)
+        elif shared is None:
+            assert self._native is not None
+            for layer, cache in enumerate(state.caches):
+                keys, values = cache.keys[:, :, :length], cache.values[:, :, :length]
+                self._native.write(layer, tables[0][0], 0, keys, values)
+        for table in found.tables:
+            table.pass_window()
+        self._launch()
 
-    def release(self, job: int) -> None:
-        self._prompts.pop(job, None)
+    def fork(self, number: int, copies: Sequence[int], shift: int = 0) -> None:
+        """Sequences that go on from another's state; the first of them takes its place."""
+        if number not in self._sequences:
+            self.begin(number)
+        first, *others = copies
+        found = self._sequences.pop(number)
+        found.shift = shift
+        for copy in others:
+            self._reserve_pages([1] * len(self._pools))
+            pairs = [table.fork() for table in found.tables]
+            self._sequences[copy] = _Held([t for t, _ in pairs], found.length, found.adapter, shift)
+            for group, (_, page) in enumerate(pairs):
+                if page is not None:
+                    self._paged.copy_page(page, group)
+            self._paged.copy_state(number, copy)
+        self._sequences[first] = found
+        if first != number:
+            self._paged.copy_state(number, first)
+            self._paged.drop(number)
 
-    def chunk(
-        self,
-        job: int,
-        tokens: Sequence[int],
-        length: int,
-        *,
-        beside: bool,
-        scored: bool,
-        adapter: int = 0,
-        sight: Any = None,
-        positions: Sequence[int] | None = None,
-    ) -> mx.array | None:
-        """Launch the next tokens of a prompt, padded to `length`; returns their logits if they are
-        `scored`.
+    def set_adapter(self, number: int, adapter: int) -> None:
+        self._sequences[number].adapter = adapter
 
-        `beside` says that rows are running: the chunk is launched without waiting for anything. With a
-        `sight`, pictures stand in the prompt; with `positions`, each token stands where they say.
-        """
-        caches = self._prompts[job]
-        self.adapters.use([adapter])
-        padded = [*tokens, *[0] * (length - len(tokens))]
-        inputs = mx.array([padded], mx.int32)
-        if self._in_place:
-            logits: mx.array | None
-            logits = self._model.run(inputs, caches, logits=scored, positions=positions)
-            return logits
-        forward = whole if beside or positions is not None else self._forward
-        with self._heads(wanted=scored), self._at(positions, length):
-            if sight is not None:
-                logits = self._model(inputs, cache=caches, sight=sight)
-            else:
-                logits = forward(self._model, inputs, caches)
-        if length > len(tokens):
-            for cache in caches:
-                cache.trim(length - len(tokens))
-        mx.async_eval([c.state for c in caches])
-        return logits[:, : len(tokens)] if scored else None
+    def drop(self, number: int) -> None:
+        found = self._sequences.pop(number, None)
+        if found is not None:
+            for table in found.tables:
+                table.release()
+            self._paged.drop(number)
 
-    def together(
-        self,
-        runs: Mapping[int, Sequence[int]],
-        length: int,
-        *,
-        beside: bool,
-        adapters: Sequence[int] = (),
-    ) -> None:
-        """Launch the first tokens of several prompts as one run, each padded to `length`.
+    def cut(self, number: int, length: int) -> None:
+        """Keep the first tokens: those behind were wrong draft tokens, or of a failed pass."""
+        found = self._sequences[number]
+        found.length = length
+        self._cut(found, length)
 
-        What stands after the end of a shorter one is cut off: nothing before it looks there.
-        """
-        self.adapters.use(adapters)
-        shared = self.make_caches()
-        padded = [[*run, *[0] * (length - len(run))] for run in runs.values()]
-        forward = whole if beside else self._forward
-        with self._heads(wanted=False):
-            forward(self._model, mx.array(padded, mx.int32), shared)
-        for row, (job, run) in enumerate(runs.items()):
-            self._prompts[job] = [_cut(cache, row, len(run)) for cache in shared]
-        mx.async_eval([c.state for job in runs for c in self._prompts[job]])
+    def _cut(self, found: _Held, length: int) -> None:
+        self._reserve_pages([table.copies_at(length) for table in found.tables])
+        for group, table in enumerate(found.tables):
+            if table.length > length and (copy := table.cut(length)) is not None:
+                self._paged.copy_page(copy, group)
 
-    def peek(self, job: int, token: mx.array) -> tuple[mx.array, list[mx.array | None]]:
-        """Run one token behind a prompt's state: its logits, and what it looks for, layer by layer."""
-        self.adapters.use([0])
-        look = self._model.peek if self._in_place else partial(peek, self._model)
-        found: tuple[mx.array, list[mx.array | None]] = look(token, self._prompts[job])
-        return found
+    def length(self, number: int) -> int:
+        found = self._sequences.get(number)
+        return 0 if found is None else found.length
 
-    def keys(self, job: int, layer: int, count: int) -> mx.array:
-        """The first keys of a prompt's state, shaped (heads, tokens, size)."""
-        keys: mx.array = self._prompts[job][layer].keys[0, :, :count]
-        return keys
-
-    @contextmanager
-    def _at(self, positions: Sequence[int] | None, length: int) -> Iterator[None]:
-        """Have a chunk's tokens stand at these positions; what it is padded by, anywhere."""
-        if positions is None:
-            yield
-            return
-        if self._rotations is None:
-            raise ValueError("The model takes no positions.")
-        with self._rotations.at([*positions, *[0] * (length - len(positions))]):
-            yield
-
-    @contextmanager
-    def _heads(self, *, wanted: bool) -> Iterator[None]:
-        """Spare the products of the head; MLX's own are not made anyway where nobody looks at them."""
-        if self._products is not None:
-            self._products.logits = wanted
-        try:
-            yield
-        finally:
-            if self._products is not None:
-                self._products.logits = True
-
-    def wait(self, job: int) -> None:
-        if job in self._prompts:
-            mx.eval([c.state for c in self._prompts[job]])
-
-    # The batch
-
-    def __len__(self) -> int:
-        return len(self._positions.lens)
-
-    @property
-    def _slots(self) -> list[SlotKVCache]:
-        return [cache for cache in self._batch if isinstance(cache, SlotKVCache)]
-
-    @property
-    def lengths(self) -> list[int]:
-        """Tokens of each row's state."""
-        return self._positions.lens
+    def is_long(self, number: int, count: int) -> bool:
+        """Whether a run of this many more tokens must stand behind shorter ones in a pass."""
+        return is_long(self.length(number), count)
 
     @property
     def nbytes(self) -> int:
-        held: int = sum(c.nbytes for caches in self._prompts.values() for c in caches)
-        return held + sum(int(c.nbytes) for c in self._batch if c is not None)
+        """Bytes of the state that sequences hold, with what the prefix cache holds as well."""
+        pages = sum(
+            pool.running * self._paged.page_bytes(group) for group, pool in enumerate(self._pools)
+        )
+        return pages + self._paged.state_bytes
 
-    def reserve(self, size: Rectangle) -> None:
-        """The batch's memory becomes so large with the next use of it, or when that is to be `settled`."""
-        if not self._batch:
-            self._batch = self._empty_batch()
-        self._positions.moved += 1
-        self._size = size
-        self.unsettled = True
+    # Passes
 
-    def settle(self, tokens: int = 0, *, part: bool = False, alone: bool = False) -> None:
-        """Have as much memory as was told, for so many more tokens of each row at least.
+    def run(
+        self,
+        tokens: mx.array,
+        runs: Sequence[SequenceRun],
+        wanted: Sequence[int],
+        *,
+        peek: bool = False,
+    ) -> mx.array | None:
+        """Launch a pass of these runs' tokens, one run behind the other; logits of the `wanted` ones, by
+        their place in it. Where it raises, nothing of it counts.
 
-        What those do not need yet may come some layers at a time, a `part` with each call, so that no step
-        waits for the whole batch to be copied: a larger one where the step has nothing else beside it.
+        Long runs stand behind all others. One with `vision` is alone in its pass.
         """
-        if not self.unsettled:
-            return
-        rows, width = len(self), max(self._positions.lens, default=0) + tokens
-        late = [cache for cache in self._slots if cache.size != self._size]
-        for_now = late
-        waits = all(_may_wait(cache, self._size, rows, width) for cache in late)
-        if late and rows and self._at_once and waits:
-            if not part:
-                return
-            size = _PART_BYTES_ALONE if alone else _PART_BYTES
-            at_once = size // max(1, max(c.bytes_of(self._size) for c in late))
-            # All have come before a row needs them.
-            room = min(c.size.width for c in late) - width
-            steps = max(1, min(_PARTS, room // _MOST_A_STEP))
-            for_now = late[: max(1, at_once, -(-len(late) // steps))]
-        self._resize(for_now, rows)
-        self.unsettled = len(for_now) < len(late)
+        parts = [self._sequences[run.sequence] for run in runs]
+        before = [part.length for part in parts]
+        done: list[_Held] = []
+        try:
+            for part, run in zip(parts, runs, strict=True):
+                done.append(part)
+                self._extend(part, run.count)
+            logits = self._run(tokens, runs, parts, before, wanted, peek)
+        except BaseException:
+            for part, length in zip(done, before, strict=False):
+                part.length = length
+                self._cut(part, length)
+            raise
+        for part, run in zip(parts, runs, strict=True):
+            for table in part.tables:
+                table.pass_window(run.drafts)
+        if logits is None:
+            self._launch()
+        return logits
 
-    def give_back(self) -> None:
-        """Let go at once of what the batch has beyond what it was told: somebody else gets it."""
-        if not self.unsettled:
-            return
-        large = [cache for cache in self._slots if cache.size.area > self._size.area]
-        self._resize(large, len(self))
-        self.unsettled = any(cache.size != self._size for cache in self._slots)
-
-    def join(self, job: int, copies: int, length: int, adapter: int = 0, delta: int = 0) -> None:
-        """Add so many rows that go on from a prompt's state after `length` tokens, whose positions are
-        `delta` beyond their places."""
-        caches = self._prompts.pop(job, None) or self.make_caches()
-        first = len(self)
-        self._positions.moved += 1
-        if not self._batch:
-            self._batch = self._empty_batch()
-        if self.unsettled and not self._at_once:
-            small = [c for c in self._slots if not c.size.holds(first + copies, length)]
-            self._resize(small, first)
-        copying: list[SlotKVCache] = []
-        held = 0
-        for i, mine in enumerate(self._batch):
-            # A layer's own state is let go of as soon as the batch has it, and not held until all have.
-            theirs, caches[i] = caches[i], None
-            if isinstance(mine, SlotKVCache):
-                if self.unsettled and not mine.size.holds(first + copies, length):
-                    mine.resize(self._size, first)
-                mine.join(first, theirs, copies)
-                copying.append(mine)
-                held += int(theirs.nbytes)
-                if self._at_once and held >= HELD_TWICE:
-                    mx.eval([cache.state for cache in copying])
-                    copying, held = [], 0
-                continue
-            merged = theirs.merge([theirs] * copies)
-            if mine is None:
-                self._batch[i] = merged
-            else:
-                mine.extend(merged)
-        self._launch([cache.state for cache in copying])
-        self.unsettled = any(cache.size != self._size for cache in self._slots)
-        self._positions.lens += [length] * copies
-        self.row_adapters += [adapter] * copies
-        self._deltas += [delta] * copies
-
-    def keep_rows(self, order: list[int]) -> None:
-        """The batch becomes these of its rows, in this order."""
-        lens = self._positions.lens
-        if not order:
-            self.empty()
-            return
-        self.settle()
-        self._positions.moved += 1
-        index = mx.array(order, mx.int32)
-        moves = [Move(source, target, lens[source]) for target, source in enumerate(order)]
-        moves = [move for move in moves if move.source != move.target and move.length]
-        if moves:
-            move_rows(self._slots, moves, at_once=self._at_once)
-            self._launch([cache.state for cache in self._slots])
-        for cache in self._batch:
-            if not isinstance(cache, SlotKVCache):
-                cache.filter(index)
-        self._positions.lens = [lens[i] for i in order]
-        self.row_adapters = [self.row_adapters[i] for i in order]
-        self._deltas = [self._deltas[i] for i in order]
-
-    def _resize(self, slots: Sequence[SlotKVCache], rows: int) -> None:
-        """Give layers the memory that was told, with what the first rows hold."""
-        resize_all(slots, self._size, rows, 0 if self._at_once else _HELD_TWICE_BY_DEVICE)
-        self._positions.moved += 1
-
-    def empty(self) -> None:
-        """Let go of the batch and its memory."""
-        self._batch, self._size, self.unsettled = [], NOTHING, False
-        self._positions.lens, self.row_adapters, self._deltas = [], [], []
-        self._positions.moved += 1
-
-    def step(self, inputs: mx.array) -> mx.array:
-        """Launch the model on one or several tokens of each row; returns logits of them all.
-
-        Of one token each, the state advances with the launch; of several, `advance` says how far.
-        """
-        self.settle(inputs.shape[1])
-        positions, rows = self._positions, inputs.shape[0]
-        positions.begin(inputs.shape[1], self._size.slots if self.trimmable else None)
-        if positions.rows > rows:
-            inputs = mx.pad(inputs, ((0, positions.rows - rows), (0, 0)))
-        self.adapters.use([*self.row_adapters, *[0] * (inputs.shape[0] - rows)])
-        more = {}
-        if any(self._deltas):
-            beyond = [0] * (inputs.shape[0] - rows)
-            more["deltas"] = mx.array([*self._deltas, *beyond], mx.int32)
-        if self._rotations is not None:
-            with self._rotations.shifted(more.pop("deltas", None)):
-                logits: mx.array = self._model(inputs, cache=self._batch)
-        else:
-            logits = self._model(inputs, cache=self._batch, **more)
-        if inputs.shape[1] == 1:
-            self.advance([1] * rows)
-        return logits[:rows]
-
-    def advance(self, tokens: Sequence[int]) -> None:
-        self._positions.end(tokens)
-
-    def row_state(self, row: int) -> RowState:
-        """A row's state, for the prefix cache to keep."""
-        self.settle()
-        length = self._positions.lens[row]
-        slots = [c.view(row, length) if isinstance(c, SlotKVCache) else None for c in self._batch]
-        return RowState(self.layout, slots, self._batch, row)
-
-    def _empty_batch(self) -> list[Any]:
-        """Where the layers' batched state goes; None is filled by the first row's own `merge`."""
-        count = len(self.make_caches())
-        return [
-            SlotKVCache(self._positions, self._shapes[i]) if i in self._shapes else None
-            for i in range(count)
+    def _run(
+        self,
+        tokens: mx.array,
+        runs: Sequence[SequenceRun],
+        parts: Sequence[_Held],
+        before: Sequence[int],
+        wanted: Sequence[int],
+        peek: bool,
+    ) -> mx.array | None:
+        adapters = [part.adapter for part in parts]
+        places = [
+            Run(i, length, run.count)
+            for i, (length, run) in enumerate(zip(before, runs, strict=True))
         ]
+        tables = [[part.tables[group].pages for part in parts] for group in range(len(self._pools))]
+        if self._native is not None:
+            positions = _positions(runs, parts, before)
+            if adapters and not any(adapters):
+                adapters = []
+            return self._native.run(
+                tokens, places, tables[0], wanted, positions=positions, adapters=adapters, peek=peek
+            )
+        assert self._mlx is not None
+        sees = getattr(self._model, "sees", False)
+        shifts = [part.shift for part in parts] if sees and any(p.shift for p in parts) else None
+        return self._mlx.run(
+            tokens,
+            places,
+            tables,
+            wanted,
+            names=[run.sequence for run in runs],
+            positions=None if sees else _positions(runs, parts, before),
+            adapters=adapters,
+            vision=runs[0].vision,
+            shifts=shifts if runs[0].vision is None else None,
+        )
+
+    def peek(self, number: int, token: mx.array) -> tuple[mx.array, list[mx.array | None]]:
+        """Run one token behind a sequence: its logits, and what it looks for, layer by layer."""
+        run = [SequenceRun(number, 1)]
+        if self._native is not None:
+            logits = self.run(token.reshape(1), run, [0], peek=True)
+            assert logits is not None
+            return logits, self._native.model.queries()
+        assert self._rotations is not None
+        with self._rotations.watched() as seen:
+            logits = self.run(token.reshape(1), run, [0])
+        assert logits is not None
+        return logits, asked(self._model, seen)
+
+    def keys(self, number: int, layer: int, count: int) -> mx.array:
+        """The first keys of a sequence in a layer that looks at all, shaped (heads, tokens, size)."""
+        return self._read(number, layer, 0, count)[0][0]
+
+    def wait(self) -> None:
+        """Wait for all that has been launched."""
+        if self._mlx is not None:
+            mx.eval(self._mlx.state)
+
+    def _launch(self) -> None:
+        if self._mlx is not None:
+            mx.async_eval(self._mlx.state)
+
+    # Pages
+
+    def _extend(self, found: _Held, count: int) -> None:
+        self._reserve_pages([table.lacks(count) for table in found.tables])
+        for table in found.tables:
+            table.extend(count)
+        found.length += count
+
+    def _reserve_pages(self, lacks: Sequence[int]) -> None:
+        """Have this many free pages in the pool of each group."""
+        for group, (pool, count) in enumerate(zip(self._pools, lacks, strict=True)):
+            if count <= pool.free:
+                continue
+            needed = len(pool) + count - pool.free
+            room = (self.limit - self._allocated) // max(1, self._paged.page_bytes(group))
+            grown = max(int(_GROWTH * len(pool)), _FIRST_PAGES)
+            size = max(needed, min(grown, len(pool) + room))
+            self._paged.resize(size, group)
+            pool.grow(size)
+
+    @property
+    def _allocated(self) -> int:
+        """Bytes of all pools."""
+        return sum(len(p) * self._paged.page_bytes(group) for group, p in enumerate(self._pools))
+
+    # The prefix cache's view
+
+    def _read(self, number: int, layer: int, begin: int, end: int) -> tuple[mx.array, mx.array]:
+        page = self._paged.page
+        table = self._sequences[number].tables[self.group_of_whole]
+        first = begin // page
+        pages = table.pages[first : -(-end // page)]
+        return self._paged.read(layer, pages, begin - first * page, end - first * page)
+
+    @property
+    def group_of_whole(self) -> int:
+        """The group of the layers that look at all keys."""
+        return list(self._paged.windows).index(None)
+
+    @property
+    def shares(self) -> bool:
+        """Whether the prefix cache can have the pages in which sequences run: those of the layers that look
+        at all keys, where these are whole layers that can be cut."""
+        if None not in self._paged.windows:
+            return False
+        group = self.group_of_whole
+        layers = self._paged.whole_layers(group)
+        return layers == list(self.layout.cuttable) and len(layers) == self._paged.groups_layers(
+            group
+        )
+
+    @property
+    def lends(self) -> bool:
+        """Whether a page that one sequence or prefix gives back serves any other: all state lies in pages
+        of one pool."""
+        return self.shares and len(self._pools) == 1 and not self.layout.rest
+
+    def segments(self, *, pack: bool) -> Segments[Any]:
+        """How the prefix cache keeps segments: as pages of this runner where it can."""
+        if pack or not self.shares:
+            return CopiedSegments(pack=pack)
+        group = self.group_of_whole
+
+        def reserve(count: int) -> None:
+            self._reserve_pages([count if n == group else 0 for n in range(len(self._pools))])
+
+        return PageSegments(self._paged, self.layout, self._pools[group], group, reserve)
+
+    def sizes(self, measured: StateSizes, *, pack: bool) -> StateSizes:
+        """What such segments take, where each token takes what was measured."""
+        shared = not pack and self.shares
+        return msgspec.structs.replace(measured, page=self._paged.page if shared else 1)
+
+    def state_of(self, number: int) -> SequenceState:
+        """A sequence's state, for the prefix cache to keep."""
+        return SequenceState(self, number)
 
 
-def _may_wait(layer: SlotKVCache, told: Rectangle, rows: int, width: int) -> bool:
-    """Whether a layer's memory is enough for so many rows of this width, and becomes larger for others."""
-    return layer.size.holds(rows, width) and told.holds(layer.size.slots, layer.size.width)
+class SequenceState:
+    """The state of a sequence as the prefix cache keeps it."""
+
+    def __init__(self, runner: Runner, number: int) -> None:
+        self._runner = runner
+        self._number = number
+
+    def pairs(self, start: int, end: int) -> list[tuple[mx.array, mx.array]]:
+        """Copies of the keys and values of the tokens start … end-1."""
+        runner = self._runner
+        return [runner._read(self._number, i, start, end) for i in runner.layout.cuttable]
+
+    def pages(self, start: int, end: int) -> list[int]:
+        """The pages of these tokens, which one more node of the prefix cache has from now on."""
+        runner = self._runner
+        table = runner._sequences[self._number].tables[runner.group_of_whole]
+        return table.keep(start, end)
+
+    def checkpoint(self) -> StateCheckpoint:
+        """The layers that cannot be cut, as they are now."""
+        runner, found = self._runner, self._runner._sequences[self._number]
+        assert runner._mlx is not None
+        tables = [[table.pages] for table in found.tables]
+        caches = {
+            i: runner._mlx.cache(i, tables, found.length, self._number) for i in runner.layout.rest
+        }
+        return checkpoint_of(runner.layout, caches)
 
 
-def _cut(shared: KVCache, row: int, length: int) -> KVCache:
-    cache = KVCache()
-    cache.keys = mx.contiguous(shared.keys[row : row + 1, :, :length])
-    cache.values = mx.contiguous(shared.values[row : row + 1, :, :length])
-    cache.offset = length
-    return cache
+def _positions(
+    runs: Sequence[SequenceRun], parts: Sequence[_Held], before: Sequence[int]
+) -> list[int] | None:
+    """Where the tokens of a pass stand; None if all are at their places."""
+    if not any(part.shift for part in parts) and all(run.positions is None for run in runs):
+        return None
+    found: list[int] = []
+    for run, part, first in zip(runs, parts, before, strict=True):
+        begin = first + part.shift
+        found += range(begin, begin + run.count) if run.positions is None else run.positions
+    return found
+
+
+def _gpu() -> bool:
+    return bool(mx.default_device() != mx.cpu)

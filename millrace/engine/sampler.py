@@ -11,10 +11,11 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
+from millrace.engine.ahead import Ahead
 from millrace.engine.grammar import masked
 from millrace.engine.logprobs import Logprobs
 from millrace.engine.penalties import Ids, stack
-from millrace.engine.row import Ahead, Row
+from millrace.engine.row import Row
 from millrace.engine.sampling import SamplingBackend
 from millrace.protocol import TokenLogprob
 

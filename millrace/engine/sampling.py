@@ -17,9 +17,10 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from millrace.engine.ahead import Ahead
 from millrace.engine.descent import drawn, drawn_on_device, numbers
 from millrace.engine.rng import uniform
-from millrace.engine.row import Ahead, Row
+from millrace.engine.row import Row
 from millrace.protocol import Sampling
 
 XTC_LANE = 0

@@ -1,5 +1,5 @@
 """What pictures become on the device: their pixels until they are encoded, their features after that, and
-what a chunk of a prompt is run with.
+what a part of a prompt is run with.
 
 It is told what to encode and what to let go of, and decides nothing. What it holds of a picture it knows
 by the picture's digest.
@@ -118,7 +118,7 @@ class Sights:
             result.done, result.nbytes = True, features.nbytes
 
     def view(self, request: Submit, length: int) -> View | None:
-        """Of a prompt of so many tokens, what was generated before included."""
+        """Of a prompt of this many tokens, with what was generated before."""
         if not request.media or self._model is None:
             return None
         placement = None
@@ -126,8 +126,8 @@ class Sights:
             placement = placed(length, request.media, self._model.merge)
         return View(request.media, placement)
 
-    def chunk(self, view: View, begin: int, end: int, length: int) -> Any:
-        """What the tokens begin … end-1 of a prompt are run with, padded to `length`."""
+    def chunk(self, view: View, begin: int, end: int) -> Any:
+        """What the tokens begin … end-1 of a prompt are run with."""
         from millrace.models.vision.model import Piece, Sight
 
         pieces = []
@@ -138,9 +138,7 @@ class Sights:
                 pieces.append(Piece(first - begin, features, first - span.start, last - span.start))
         positions = None
         if view.placement is not None:
-            padded = np.zeros((3, 1, length), np.int32)
-            padded[:, 0, : end - begin] = view.placement.at[:, begin:end]
-            positions = mx.array(padded)
+            positions = mx.array(view.placement.at[:, None, begin:end])
         return Sight(pieces, positions)
 
 

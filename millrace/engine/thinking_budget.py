@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 from millrace.protocol import Thinking
 
 
@@ -11,9 +13,14 @@ class ThinkingBudget:
         self._inside = limit.inside
         self._spent = 0
         self._over = False
+        self._cut_at: int | None = None
+        """The number of generated tokens at which the budget was spent."""
         self.ending = limit.ending
         for i in range(len(generated)):
             self.accept(generated[: i + 1])
+
+    def copy(self) -> ThinkingBudget:
+        return copy.copy(self)
 
     def accept(self, tokens: list[int]) -> bool:
         """Take the last of the tokens made so far; True if the thought must end now."""
@@ -27,22 +34,14 @@ class ThinkingBudget:
         elif _ends_with(tokens, self._limit.opens):
             self._inside = True
         self._over = self._inside and self._spent >= self._limit.budget
+        if self._over:
+            self._cut_at = len(tokens)
         return self._over
 
     def pending(self, generated: list[int]) -> list[int]:
         """What is still to be made of the ending, for a row that was cut off in the middle of it."""
-        if not self._over or _holds(generated, self._limit.closes):
-            return []
-        for n in range(len(self.ending), -1, -1):
-            if generated[len(generated) - n :] == self.ending[:n]:
-                return list(self.ending[n:])
-        return list(self.ending)
+        return [] if self._cut_at is None else self.ending[len(generated) - self._cut_at :]
 
 
 def _ends_with(tokens: list[int], tail: list[int]) -> bool:
     return bool(tail) and tokens[-len(tail) :] == tail
-
-
-def _holds(tokens: list[int], part: list[int]) -> bool:
-    n = len(part)
-    return any(tokens[i : i + n] == part for i in range(len(tokens) - n + 1))

@@ -36,23 +36,29 @@ class Begin(Operation, frozen=True):
 
     job: int
     rows: list[int]
-    width: int
-    """Places for its tokens."""
     scored: bool = False
     """The logprobs of its own tokens are asked for."""
     kept: tuple[tuple[int, int], ...] = ()
     """What stays of its request's prompt, where some is left out."""
 
 
-class Chunk(Operation, frozen=True):
-    """Run the next tokens of these prompts side by side, up to `count` of each."""
+class PromptRun(msgspec.Struct, frozen=True, array_like=True):
+    """The next tokens of a prompt."""
 
-    jobs: list[int]
+    job: int
     count: int
-    length: int
-    """What the run is padded to at its end: at least `count`."""
+
+
+class Pass(Operation, frozen=True):
+    """Run the model: on the last token of every row and its draft tokens, and on prompts beside them."""
+
+    rows: bool
+    """Whether the rows of the batch take part."""
+    drafts: dict[int, list[int]] = msgspec.field(default_factory=dict)
+    """Draft tokens by row."""
+    prompts: list[PromptRun] = msgspec.field(default_factory=list)
     wait: bool = False
-    """Nobody waits for tokens: the host waits for the device, so that it hears in between."""
+    """No row runs: the host waits for the device, so that it hears in between."""
 
 
 class Release(Operation, frozen=True):
@@ -72,21 +78,6 @@ class Drop(Operation, frozen=True):
     """Rows leave the batch. A draw that has not been read is still theirs."""
 
     rows: list[int]
-
-
-class Reserve(Operation, frozen=True):
-    """The memory of the batch becomes this large: rows, and tokens of each; more than the next step needs
-    may come with the steps after it."""
-
-    slots: int
-    width: int
-
-
-class Forward(Operation, frozen=True):
-    """Launch the model on every row's last token, and on what is guessed to follow it."""
-
-    guesses: dict[int, list[int]]
-    """By row; of those without, nothing is guessed."""
 
 
 class Read(Operation, frozen=True):
@@ -146,12 +137,10 @@ class DropPictures(Operation, frozen=True):
 EngineOperation = (
     Admit
     | Begin
-    | Chunk
+    | Pass
     | Release
     | Join
     | Drop
-    | Reserve
-    | Forward
     | Read
     | Sample
     | Finish
@@ -178,7 +167,7 @@ class Turn(msgspec.Struct):
     selected: list[Selected] = []
     """What stays of prompts that it is done with."""
     expected: float | None = None
-    """Seconds that it should take; None if nothing like it was ever measured."""
+    """Seconds that it should take; None if nothing was measured yet."""
 
 
 class RowResult(msgspec.Struct):
@@ -187,8 +176,9 @@ class RowResult(msgspec.Struct):
     row: int
     tokens: list[int]
     advanced: int = 1
-    """Tokens of its state that are good, beside those before the step."""
-    guessed: int = 0
+    """Tokens that its state has more than before the step."""
+    drafted: int = 0
+    """Draft tokens that were tried."""
     finish: FinishReason | None = None
     problem: str | None = None
     """Why it cannot go on; the others can."""
@@ -218,15 +208,13 @@ class Outcome(msgspec.Struct):
     pictures: list[PictureResult] = []
     scorings: list[ScoringResult] = []
     step_fault: str | None = None
-    """The batch could not be run: nothing of it is left, and its rows have only what was read."""
-    chunk_fault: str | None = None
-    """The chunk could not be run; the state of its prompts is gone."""
+    """The rows could not be run: none is left in the batch, and each has only what was read."""
+    prompt_faults: dict[int, str] = {}
+    """Prompts that could not be run, by job; their state is gone."""
     gap: float | None = None
     """Seconds between the last two reads."""
-    chunk_seconds: float | None = None
-    """What a chunk took by itself, where the host waited for it."""
-    settled: bool = True
-    """The batch's memory is as large as it was told to be."""
+    pass_seconds: float | None = None
+    """What a pass without rows took, where the host waited for it."""
 
 
 class Seen(msgspec.Struct):

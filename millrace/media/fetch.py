@@ -22,6 +22,7 @@ from millrace.fair_semaphore import FairSemaphore
 from millrace.media.addresses import is_public
 from millrace.media.limits import MediaLimits
 from millrace.media.sources import Url, url_of
+from millrace.sizes import format_bytes
 from millrace.version import __version__
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
@@ -119,7 +120,7 @@ class Fetcher:
 
     async def _body(self, url: Url, response: httpcore.Response, length: bytes) -> bytes:
         most = self._limits.most_bytes
-        large = BadPicture(f"The picture at {_shown(url)} is larger than {most >> 20} MiB.")
+        large = BadPicture(f"The picture at {_shown(url)} is larger than {format_bytes(most)}.")
         if length.isdigit() and int(length[:20]) > most:
             raise large
         data = bytearray()

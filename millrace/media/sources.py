@@ -17,6 +17,7 @@ from urllib.parse import SplitResult, unquote, unquote_to_bytes, urlsplit
 
 from millrace.errors import BadPicture
 from millrace.media.limits import MediaLimits
+from millrace.sizes import format_bytes
 
 _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]{0,31}:")
 _HOST = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*\.?")
@@ -185,7 +186,8 @@ def _bounded(data: bytes, limits: MediaLimits) -> bytes:
 
 
 def _too_large(limits: MediaLimits) -> BadPicture:
-    return BadPicture(f"The picture is larger than {limits.most_bytes >> 20} MiB, the limit here.")
+    most = format_bytes(limits.most_bytes)
+    return BadPicture(f"The picture is larger than {most}, the limit here.")
 
 
 def _path(text: str) -> str:

@@ -54,25 +54,24 @@ def reply_to(task: bytes, limits: MediaLimits) -> SeenPicture | BrokenPicture:
         return BrokenPicture(error.message)
 
 
-def confine(limits: MediaLimits) -> None:
-    """Have the system refuse memory beyond what a picture needs, where it can."""
+def confine(most: int) -> None:
+    """Have the system refuse address space beyond `most` bytes, where it can."""
     try:
         import resource
     except ImportError:
         return
-    most = _ROOM + 20 * limits.most_pixels
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     if hard == resource.RLIM_INFINITY or hard > most:
         try:
             resource.setrlimit(resource.RLIMIT_AS, (most, hard))
         except (OSError, ValueError):
-            pass  # not every system keeps such a limit; those on the picture hold anyway
+            pass  # not every system keeps such a limit; those on the file hold anyway
 
 
 def main() -> None:
     end = WorkerEnd()
     limits = msgspec.json.decode(sys.argv[1], type=MediaLimits)
-    confine(limits)
+    confine(_ROOM + 20 * limits.most_pixels)
     for data in end.tasks(IDLE):
         end.reply(msgspec.msgpack.encode(reply_to(data, limits)))
     os._exit(0)

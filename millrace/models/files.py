@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, Concatenate, ParamSpec, TypeVar
 import msgspec
 
 from millrace.errors import MillraceError, ModelError
+from millrace.sizes import format_bytes
 
 log = logging.getLogger("millrace.models")
 
@@ -28,9 +29,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 MOST_JSON = 8 << 20
-"""Bytes of a configuration file. The largest in use, with settings of every layer, have about one MiB."""
+"""Bytes of a configuration file. The largest in use, with settings of every layer, have about 1 MB."""
 MOST_TOKENIZER = 256 << 20
-"""Bytes of a tokenizer file; those of large vocabularies have about 40 MiB."""
+"""Bytes of a tokenizer file; those of large vocabularies have about 42 MB."""
 MOST_TEXT = 4 << 20
 """Bytes of a chat template."""
 MOST_FILES = 20_000
@@ -96,7 +97,7 @@ def read_bytes(file: Path, most: int) -> bytes:
         raise ModelError(f"{file} cannot be read: {_why(error)}.") from error
     if len(data) > most:
         raise ModelError(
-            f"{file} is larger than {most >> 20} MiB, the most that is read of such a file. "
+            f"{file} is larger than {format_bytes(most)}, the most that is read of such a file. "
             "Fetch the model again."
         )
     return data

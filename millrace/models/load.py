@@ -43,6 +43,8 @@ class LoadedModel:
     caches: list[Any]
     """The layers' state after the warm-up's one token: what a row is made of."""
     seconds: float
+    group: Any = None
+    """The ranks that it is split over."""
 
 
 def load(
@@ -95,6 +97,7 @@ def load(
         memory=device.describe().budget,
         caches=caches,
         seconds=time.monotonic() - start,
+        group=_group(config) if config.group is not None else None,
     )
 
 
@@ -140,12 +143,18 @@ def _split(
         problem, split = partial(of_vision.problem, model), of_vision.split
     how = splitting.choose(problem, config.group.parallel, size)
     meet()
-    group = mx.distributed.init(strict=True, backend=config.group.backend)
+    group = _group(config)
     try:
         split(model, how, group)
     except (ValueError, AttributeError, IndexError) as error:
         raise ModelError(f"The model cannot be split over {size} ranks: {error}") from error
     log.info("rank %d of %d, split by %s", group.rank(), size, how)
+
+
+def _group(config: EngineConfig) -> Any:
+    """The group of ranks, which is joined the first time."""
+    assert config.group is not None
+    return mx.distributed.init(strict=True, backend=config.group.backend)
 
 
 def _read_layers(layers: Sequence[Any], note: LoadingNote) -> None:

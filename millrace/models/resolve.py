@@ -14,9 +14,10 @@ from pathlib import Path
 import msgspec
 
 from millrace.errors import ModelError, NoSuchModel
-from millrace.models import store
+from millrace.models import auto, short_names, store
 from millrace.models.description import missing_file
 from millrace.models.fetch import Progress, build, default_gguf, hub_snapshot, is_ready, silent
+from millrace.models.short_names import ShortName
 from millrace.models.store import Source
 
 __all__ = ["DEFAULT", "Progress", "Resolved", "resolve", "silent"]
@@ -37,13 +38,24 @@ class Resolved(msgspec.Struct, frozen=True):
     name: str
     path: Path
     source: Source
+    aliases: tuple[str, ...] = ()
+    """Further names to serve it under."""
+    note: str = ""
+    """What the user should know of the choice, where one was made."""
 
 
-def resolve(name: str | None, *, progress: Progress = silent, download: bool = True) -> Resolved:
+def resolve(
+    name: str | None,
+    *,
+    progress: Progress = silent,
+    download: bool = True,
+    memory: int | None = None,
+) -> Resolved:
     """Find the model called `name`, fetching or converting it if need be and if allowed.
 
     None is the default model. Names are tried as the default, a path, a model on this machine,
-    and a Hugging Face id.
+    a Hugging Face id, and a short name; `auto` is the best model that fits into `memory` bytes, or
+    into what this machine has.
     """
     if name is None or name == DEFAULT:
         return _default(progress, download)
@@ -68,11 +80,37 @@ def resolve(name: str | None, *, progress: Progress = silent, download: bool = T
         raise NoSuchModel(f"There is no file or folder {name}. Check the path.")
     if _HUB_ID.match(name):
         return _hub(name, progress, download)
-    raise NoSuchModel(
-        f"There is no model '{name}'. On this machine: "
-        f"{', '.join([DEFAULT, *(n for n in store.names() if n != DEFAULT)])}. Others can be "
-        f"named by a folder, a GGUF file, or a Hugging Face id such as org/name."
+    if name == short_names.AUTO:
+        return _auto(progress, download, memory)
+    if (short := short_names.find(name)) is not None:
+        return _short(short, progress, download)
+    raise _unknown(name)
+
+
+def _unknown(name: str) -> NoSuchModel:
+    local = [DEFAULT, *(n for n in store.names() if n != DEFAULT)]
+    known = f"There is no model '{name}'. {short_names.meant(name, local)}".rstrip()
+    return NoSuchModel(
+        f"{known} On this machine: {', '.join(local)}. Others can be named by a short name such as "
+        f"qwen3-4b, a Hugging Face id such as org/name, a folder, or a GGUF file."
     )
+
+
+def _short(model: ShortName, progress: Progress, download: bool) -> Resolved:
+    found = _hub(model.source, progress, download)
+    return msgspec.structs.replace(found, name=model.name, aliases=(model.source,))
+
+
+def _auto(progress: Progress, download: bool, memory: int | None) -> Resolved:
+    if download:
+        progress("Choosing a model for this machine", 0, None)
+    choice = auto.choose(memory, download=download)
+    short = short_names.find(choice.name or "")
+    if short is not None:
+        found = _short(short, progress, download)
+    else:
+        found = resolve(choice.name, progress=progress, download=download)
+    return msgspec.structs.replace(found, note=choice.reason)
 
 
 _DEFAULT_SINCE = 2

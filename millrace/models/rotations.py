@@ -1,13 +1,14 @@
-"""Tokens at positions that do not follow from their places in the cache, on mlx-lm's models.
+"""The rotary embeddings of mlx-lm's models: proof that positions enter a model there and nowhere else, and
+what layers look for.
 
-A model's rotary embeddings are wrapped once, where something may want that; unless told otherwise they do
-what they did, bit for bit. Told positions, a chunk's tokens become rows of a batch, of which each may have
-an offset of its own. The queries that the last pass turned can be looked at.
+A model that is proven takes tokens at positions that do not follow from their places: the offset of every
+row of a pass says where it stands. Rotary embeddings are wrapped once and do what they did, bit for bit;
+the queries that the last pass turned can be looked at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -40,30 +41,8 @@ class Rotations:
     """What all layers of a model share."""
 
     def __init__(self) -> None:
-        self.positions: mx.array | None = None
-        """Of every token of a single row."""
-        self.shifts: mx.array | None = None
-        """What each row's positions are beyond its places."""
         self.seen: dict[int, list[mx.array]] | None = None
         """What layers have turned, where that is looked at: queries first, then keys."""
-        self._last: tuple[Any, mx.array | None] = (None, None)
-
-    @contextmanager
-    def at(self, positions: Sequence[int] | None) -> Iterator[None]:
-        """Let the one row's tokens stand at these positions; None leaves them where they are."""
-        self.positions = None if positions is None else mx.array(positions, mx.int32)
-        try:
-            yield
-        finally:
-            self.positions = None
-
-    @contextmanager
-    def shifted(self, shifts: mx.array | None) -> Iterator[None]:
-        self.shifts = shifts
-        try:
-            yield
-        finally:
-            self.shifts, self._last = None, (None, None)
 
     @contextmanager
     def watched(self) -> Iterator[dict[int, list[mx.array]]]:
@@ -73,15 +52,6 @@ class Rotations:
             yield seen
         finally:
             self.seen = None
-
-    def shift(self, offset: int | mx.array) -> mx.array:
-        """An offset with the rows' shifts; layers share the sum as they share the offset."""
-        assert self.shifts is not None
-        if self._last[0] is not offset or self._last[1] is None:
-            self._last = offset, self.shifts + offset
-        found = self._last[1]
-        assert found is not None
-        return found
 
 
 class Rotation(nn.Module):  # type: ignore[misc]
@@ -94,23 +64,15 @@ class Rotation(nn.Module):  # type: ignore[misc]
         self._layer = layer
 
     def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
-        shared = self._shared
-        if shared.positions is not None:
-            turned = self.inner(x.transpose(2, 1, 0, 3), offset=shared.positions)
-            turned = turned.transpose(2, 1, 0, 3)
-        elif shared.shifts is not None:
-            turned = self.inner(x, offset=shared.shift(offset))
-        else:
-            turned = self.inner(x, offset=offset)
-        if shared.seen is not None:
-            shared.seen.setdefault(self._layer, []).append(turned)
-        found: mx.array = turned
-        return found
+        turned: mx.array = self.inner(x, offset=offset)
+        if self._shared.seen is not None:
+            self._shared.seen.setdefault(self._layer, []).append(turned)
+        return turned
 
 
 def rotate(model: Any) -> None:
-    """Have a model take positions. Raises ModelError where it cannot; whatever is raised leaves it as it
-    was."""
+    """Prove that a model takes positions, and have its queries be seen. Raises ModelError where it does
+    not; whatever is raised leaves it as it was."""
     if getattr(model, "in_place", False) or getattr(model, "rotations", None) is not None:
         return
     if getattr(model, "sees", False):
@@ -129,19 +91,17 @@ def rotate(model: Any) -> None:
     model.rotations = shared
 
 
-def peek(model: Any, token: mx.array, caches: list[Any]) -> tuple[mx.array, list[mx.array | None]]:
-    """Run one token of one row: its logits, and what it looks for in each layer that looks at all keys,
-    shaped (heads, size) and scaled; None for layers with a window."""
-    rotations: Rotations = model.rotations
-    with rotations.watched() as seen:
-        logits = model(token, cache=caches)
-    asked: list[mx.array | None] = []
-    for layer, attention in enumerate(_attentions(model)):
+def asked(model: Any, seen: dict[int, list[mx.array]]) -> list[mx.array | None]:
+    """What the one token that was run looks for in each layer that looks at all keys, shaped (heads, size)
+    and scaled; None for layers with a window."""
+    found: list[mx.array | None] = []
+    for layer, (attention, window) in enumerate(
+        zip(_attentions(model), windows_of(model), strict=True)
+    ):
         queries = seen[layer][0]
         scale = getattr(attention, "scale", queries.shape[-1] ** -0.5)
-        wide = type(caches[layer]) is KVCache
-        asked.append(queries[0, :, 0].astype(mx.float32) * scale if wide else None)
-    return logits, asked
+        found.append(None if window else queries[0, :, 0].astype(mx.float32) * scale)
+    return found
 
 
 def windows_of(model: Any) -> list[int]:

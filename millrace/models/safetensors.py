@@ -17,7 +17,7 @@ from millrace.errors import ModelError
 from millrace.models.files import open_regular
 
 MOST_HEAD = 32 << 20
-"""Bytes of a head; that of 100,000 tensors has about 12 MiB."""
+"""Bytes of a head; that of 100,000 tensors has about 13 MB."""
 _MOST_DIMENSIONS = 16
 _WIDTHS = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1,

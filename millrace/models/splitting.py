@@ -212,7 +212,7 @@ class _Stage(Around):
         if self._target is not None:
             y = mx.distributed.send(y, self._target, group=self._group)
             if cache is not None:
-                # A chunk is done when its state is: what was sent belongs to that.
+                # A pass is done when its state is: what was sent belongs to that.
                 cache.keys = mx.depends(cache.keys, y)
         return y
 

@@ -83,6 +83,15 @@ def hub_folder(name: str) -> Path | None:
     return folder if commit.isalnum() and os.path.isdir(folder) else None
 
 
+def is_whole_in_hub(name: str) -> bool:
+    """Whether a Hugging Face model has been fetched, with all of its files."""
+    folder = hub_folder(name)
+    try:
+        return folder is not None and missing_file(folder) is None
+    except ModelError:
+        return False
+
+
 def local_models() -> list[Model]:
     """Every model on this machine, by name; broken ones with the reason."""
     found = []

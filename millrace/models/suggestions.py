@@ -1,75 +1,83 @@
-"""Models that suit machines of different sizes: a table, and which of them fit into a given memory.
+"""Which models of the table of short names fit into a given memory, and which of them is the best choice.
 
-Sizes are those of 4-bit MLX weights in autumn 2026, and the names of repositories those under which public
-code of that time loads them. A table ages; nothing but advice depends on it.
+What a model takes is estimated by the rule of `millrace.models.footprint`, from the size of its weights in
+place of its files: nothing has been fetched yet.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from millrace.models.blas import mlx_backend
+from millrace.models import blas, short_names
+from millrace.models.footprint import Footprint, estimate
+from millrace.models.short_names import ShortName
+from millrace.sizes import format_bytes
 
-_GB = 10**9
-_BESIDE = 15 * _GB // 10
-"""What a model needs beside its weights to be of use: its process, and state for some thousand tokens."""
-_WIDENED = 7
-"""How much larger weights are on a CPU, where none of these is run by kernels of our own: float32 in place
-of 4 bits and their scales."""
-
-
-class Suggestion(msgspec.Struct, frozen=True):
-    name: str
-    bytes: int
-    good_for: str
-    source: str
-    """Its repository on Hugging Face."""
-
-    @property
-    def uses(self) -> tuple[str, ...]:
-        return tuple(self.good_for.split(", "))
+_STATE = 10**9
+"""Bytes of key-value memory with which a model is of use: some ten thousand tokens."""
+_READ_PER_TOKEN = {"cpu": 3 * 10**9, "metal": 8 * 10**9, "cuda": 40 * 10**9}
+"""Weights that are read for each token, at most, in what is chosen unasked: memory is read at some 20, 100
+and 1,000 GB a second, and an answer should come at the speed of reading at least."""
 
 
-def _all() -> tuple[Suggestion, ...]:
-    table = (
-        ("LFM2.5-2.6B", 1.6, "chat", "LFM2.5-2.6B-4bit"),
-        ("Qwen3.5-4B", 3.1, "chat, tools", "Qwen3.5-4B-MLX-4bit"),
-        ("gemma-4-e4b", 5.2, "chat, pictures", "gemma-4-e4b-it-4bit"),
-        ("Qwen3-VL-8B", 5.8, "pictures", "Qwen3-VL-8B-Instruct-4bit"),
-        ("Qwen3.5-9B", 6.0, "chat, tools", "Qwen3.5-9B-MLX-4bit"),
-        ("gpt-oss-20b", 12.1, "thinking, tools", "gpt-oss-20b-MXFP4-Q8"),
-        ("gemma-4-26b-a4b", 15.4, "chat, pictures", "gemma-4-26b-a4b-it-4bit"),
-        ("Qwen3.8-27B", 16.3, "chat, tools", "Qwen3.8-27B-4bit"),
-        ("GLM-4.7-Flash", 16.9, "code, tools", "GLM-4.7-Flash-4bit"),
-        ("Qwen3-Coder-30B", 17.2, "code", "Qwen3-Coder-30B-A3B-Instruct-4bit"),
-        ("Qwen3.6-35B-A3B", 20.4, "chat, tools", "Qwen3.6-35B-A3B-4bit"),
-        ("Qwen3-Coder-Next", 44.9, "code", "Qwen3-Coder-Next-4bit"),
-        ("GLM-4.5-Air", 60.2, "code, tools", "GLM-4.5-Air-4bit"),
-        ("gpt-oss-120b", 63.4, "thinking, tools", "gpt-oss-120b-MXFP4-Q8"),
-        ("Qwen3.8-Flash-Next", 104.7, "chat, tools", "Qwen3.8-Flash-Next-4bit"),
-        ("MiniMax-M2.7", 121.5, "code, tools", "MiniMax-M2.7-4bit-mxfp4"),
-        ("DeepSeek-V4-Flash", 151.5, "chat, code", "DeepSeek-V4-Flash-4bit"),
-        ("GLM-5.3-Flash", 181.7, "chat, code", "GLM-5.3-Flash-4bit"),
-        ("embeddinggemma-300m", 0.37, "embeddings", "embeddinggemma-300m-4bit"),
-        ("bge-m3", 0.32, "embeddings", "bge-m3-mlx-4bit"),
-        ("Qwen3-Embedding-4B", 4.0, "embeddings", "Qwen3-Embedding-4B-4bit-DWQ"),
-    )
-    return tuple(
-        Suggestion(name, int(size * _GB), purpose, f"mlx-community/{repository}")
-        for name, size, purpose, repository in table
+class Fit(msgspec.Struct, frozen=True):
+    """Whether a model fits, and why."""
+
+    need: int
+    fits: bool
+    reason: str
+
+
+def need(model: ShortName) -> int:
+    """Bytes that it takes while it is served, about: weights as the back-end holds them, and state."""
+    return _with_state(_held(model))
+
+
+def _with_state(held: Footprint) -> int:
+    return held.fixed + max(held.least_kv, _STATE)
+
+
+def _held(model: ShortName) -> Footprint:
+    return estimate(
+        model.bytes,
+        model.bits,
+        model.architecture,
+        sees=model.sees,
+        encodes=model.embeds,
+        experts=model.active_bytes < model.bytes,
     )
 
 
-SUGGESTIONS = _all()
+def fit(model: ShortName, memory: int | None) -> Fit:
+    """Whether it fits into what models may use; where that is unknown, it is taken to fit."""
+    held = _held(model)
+    needed = _with_state(held)
+    about = f"Needs about {format_bytes(needed)}"
+    if held.weights > 2 * model.bytes:
+        about += " (this back-end widens its weights)"
+    if memory is None:
+        return Fit(needed, True, f"{about}; the memory of this device is unknown.")
+    room = f"{format_bytes(memory)} that models may use here"
+    if needed <= memory:
+        return Fit(needed, True, f"{about} of the {room}.")
+    return Fit(needed, False, f"{about}, more than the {room}.")
 
 
-def need(suggestion: Suggestion) -> int:
-    """Bytes that it takes while it is served, about."""
-    on_cpu = mlx_backend() not in ("metal", "cuda")
-    weights = suggestion.bytes * (_WIDENED if on_cpu else 1)
-    return weights + weights // 10 + _BESIDE
+def fitting(memory: int) -> list[ShortName]:
+    """Those that fit, the best first."""
+    found = [m for m in short_names.all_names() if need(m) <= memory]
+    return sorted(found, key=lambda m: (-m.quality, -m.bytes))
 
 
-def fitting(memory: int) -> list[Suggestion]:
-    """Those that fit, the largest first."""
-    return sorted((s for s in SUGGESTIONS if need(s) <= memory), key=lambda s: -s.bytes)
+def choices(memory: int | None, uses: frozenset[str] = frozenset({"chat"})) -> list[ShortName]:
+    """What may be chosen unasked for one of these uses, the best first: it fits and answers quickly."""
+    if memory is None:
+        return []
+    most = _READ_PER_TOKEN.get(blas.mlx_backend() or "cpu", _READ_PER_TOKEN["cpu"])
+    able = [m for m in fitting(memory) if uses & set(m.uses) and m.bits <= 4]
+    return [m for m in able if m.active_bytes * _held(m).weights <= most * m.bytes]
+
+
+def recommended(memory: int | None) -> ShortName | None:
+    """The best model to talk to that fits."""
+    return next(iter(choices(memory)), None)

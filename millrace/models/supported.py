@@ -11,8 +11,9 @@ import importlib.util
 from pathlib import Path
 
 from millrace.models.encoders import encoder_of
+from millrace.models.encoders.facts import ENCODERS
 from millrace.models.files import reads_folder
-from millrace.models.vision.families import sees
+from millrace.models.vision.families import FAMILIES, sees
 from millrace.models.window import read_config
 
 _REMAPPING = "MODEL_REMAPPING"
@@ -25,10 +26,20 @@ def is_supported(folder: Path) -> bool | None:
     config = read_config(folder)
     if "model_file" in config or sees(config) or encoder_of(folder, name=folder.name) is not None:
         return True
+    return _has_class(str(config.get("model_type", "")))
+
+
+def is_supported_kind(kind: str) -> bool | None:
+    """The same of a `model_type` alone, whose files are not here; None where nobody knows."""
+    if kind in ENCODERS or any(family.model_type == kind for family in FAMILIES):
+        return True
+    return _has_class(kind)
+
+
+def _has_class(kind: str) -> bool | None:
     package = _package()
     if package is None:
         return None
-    kind = str(config.get("model_type", ""))
     name = _remapped(package).get(kind, kind)
     return name.isidentifier() and (package / "models" / f"{name}.py").is_file()
 

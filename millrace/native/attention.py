@@ -1,4 +1,6 @@
-"""Attention: queries of some tokens against a row's keys and values, block of keys by block.
+"""Attention: queries of some tokens against a sequence's keys and values, block of keys by block.
+
+Where a sequence's blocks lie is read from a table, so that they may be pages anywhere in memory.
 
 A block's scores, their exponentials over the block's largest and what these give of the values are made by
 themselves and then merged, block after block. Blocks have fixed places. So a token's result is the same
@@ -24,13 +26,14 @@ _PADDED = MOST_QUERIES + 12
 _SCORES = BLOCK * FLOAT_BYTES
 _STATS = 2 * FLOAT_BYTES
 
-ITEM = ("row", "head", "token", "count", "place", "first", "last", "slot")
-"""What a unit is: a row and the head of its keys, its first token and how many, where that stands, blocks
-of keys from … to, and where the result waits to be merged (below 0: nowhere, it is whole)."""
+ITEM = ("blocks", "head", "token", "count", "place", "first", "last", "slot")
+"""What a unit is: where the sequence's blocks begin in the table of blocks and the head of its keys, the
+first token and how many, where that stands, blocks of keys from … to, and where the result waits to be
+merged (below 0: nowhere, it is whole)."""
 
 ATTEND = (
-    "items", "x", "x_row", "keys", "values", "strides", "size", "group", "window", "out", "out_row",
-    "sums", "sums_row", "scratch", "scratch_bytes", "parts", "part_stats",
+    "items", "x", "x_row", "keys", "values", "stride", "blocks", "size", "group", "window", "out",
+    "out_row", "sums", "sums_row", "scratch", "scratch_bytes", "parts", "part_stats",
 )  # fmt: skip
 
 
@@ -76,7 +79,7 @@ class _Item:
     def __init__(self, e: Emitter, table: Value, unit: Value) -> None:
         at = e.at(table, e.times(unit, WORD * len(ITEM)))
         fields = [entry(e, at, long(place)) for place in range(len(ITEM))]
-        self.row, self.head, self.token, self.count = fields[:4]
+        self.blocks, self.head, self.token, self.count = fields[:4]
         self.place, self.first, self.last, self.slot = fields[4:]
 
 
@@ -124,9 +127,10 @@ def attended(rows: int, blocks: int, e: Emitter, record: Value, unit: Value, thr
     head_bytes = e.times(size, VECTOR)
     own = _Scratch(e, e.at(r.scratch, e.times(thread, r.scratch_bytes)), head_bytes)
     _gather(e, r, item, own, size, head_bytes)
-    apart = e.times(item.head, entry(e, r.strides, item.row))
-    keys = e.at(entry(e, r.keys, item.row), apart)
-    values = e.at(entry(e, r.values, item.row), apart)
+    apart = e.times(item.head, entry(e, r.stride, long(0)))
+    keys = e.at(entry(e, r.keys, long(0)), apart)
+    values = e.at(entry(e, r.values, long(0)), apart)
+    table = e.at(r.blocks, e.times(item.blocks, WORD))
     queries = b.mul(item.count, group)
     end = b.add(item.place, item.count)
     # Blocks that lie before the window of the first token are seen by none.
@@ -135,10 +139,12 @@ def attended(rows: int, blocks: int, e: Emitter, record: Value, unit: Value, thr
     start = _most(e, b.sdiv(seen, long(BLOCK)), item.first)
     with b.if_then(b.icmp_signed("<", start, item.last)):
         each = e.loop(b.sub(item.last, start))
-        base = e.times(b.add(each.index, start), BLOCK)
+        block = b.add(each.index, start)
+        base = e.times(block, BLOCK)
         count = _least(e, b.sub(end, base), long(BLOCK))
-        _turn_keys(e, e.at(keys, e.times(base, head_bytes)), own, count, size, head_bytes)
-        here = e.at(values, e.times(base, head_bytes))
+        offset = entry(e, table, block)
+        _turn_keys(e, e.at(keys, offset), own, count, size, head_bytes)
+        here = e.at(values, offset)
         tiles = e.loop(b.sdiv(b.add(queries, long(rows - 1)), long(rows)))
         first = e.times(tiles.index, rows)
         tile = _Tile(e, item, first, _least(e, b.sub(queries, first), long(rows)), group, base)

@@ -169,13 +169,15 @@ def embedded(form: Format, e: Emitter, record: Value, unit: Value, thread: Value
 
 HEADS = (
     "x", "x_row", "queries", "heads", "size", "half", "query_norm", "key_norm", "eps", "factor",
-    "cosines", "sines", "angle_row", "turns", "places", "rows", "keys", "values", "strides",
+    "cosines", "sines", "angle_row", "turns", "targets", "keys", "values", "stride",
 )  # fmt: skip
 
 
 def headed(e: Emitter, record: Value, unit: Value, thread: Value) -> None:
-    """A token's queries, keys and values: normed, turned as far as its position says, and put into its
-    place, which need not be the same."""
+    """A token's queries, keys and values: normed, rotated as far as its position says, and written.
+
+    `targets` has each token's offset into the layer's memory, `stride` the bytes from head to head.
+    """
     b = e.builder
     r = Record(e, record, HEADS)
     size, heads, queries = r.size, r.heads, r.queries
@@ -183,7 +185,7 @@ def headed(e: Emitter, record: Value, unit: Value, thread: Value) -> None:
     x = e.at(r.x, e.times(unit, r.x_row))
     keys_at = e.at(x, e.times(queries, head_bytes))
     values_at = e.at(keys_at, e.times(heads, head_bytes))
-    place, row = entry(e, r.places, unit), entry(e, r.rows, unit)
+    written = entry(e, r.targets, unit)
     turn = e.times(entry(e, r.turns, unit), r.angle_row)
     cosines, sines = e.at(r.cosines, turn), e.at(r.sines, turn)
     eps, factor, half = r.number("eps"), r.number("factor"), r.half
@@ -196,10 +198,10 @@ def headed(e: Emitter, record: Value, unit: Value, thread: Value) -> None:
         if first is x:
             rowwise.copy(e, head, head, size, factor)
         loop.close()
-    stride = entry(e, r.strides, row)
+    stride = entry(e, r.stride, long(0))
     one = ir.Constant(FLOAT, 1.0)
-    for source, table in ((keys_at, r.keys), (values_at, r.values)):
-        target = e.at(entry(e, table, row), e.times(place, head_bytes))
+    for source, memory in ((keys_at, r.keys), (values_at, r.values)):
+        target = e.at(entry(e, memory, long(0)), written)
         loop = e.loop(heads)
         at = e.at(source, e.times(loop.index, head_bytes))
         rowwise.copy(e, at, e.at(target, e.times(loop.index, stride)), size, one)

@@ -116,6 +116,9 @@ class Submit(msgspec.Struct, tag="submit", omit_defaults=True):
     """An opaque name of the caller, for queues that share work between callers."""
     behind: float = 0.0
     """Seconds later than now that it counts as having come, for the sake of those that come with it."""
+    apart: bool = False
+    """Its prompt shares no pass with other sequences: an engine died while it ran this request, and a pass
+    of several would not show which of them ended it."""
 
 
 class Tensor(msgspec.Struct, frozen=True, array_like=True):
@@ -174,6 +177,8 @@ class Encode(msgspec.Struct, tag="encode", omit_defaults=True):
     dimensions: int | None = None
     """Numbers of a vector that are kept."""
     priority: int = 0
+    caller: str = ""
+    """As in Submit."""
 
 
 class LoadAdapter(msgspec.Struct, tag="load_adapter", omit_defaults=True):
@@ -240,8 +245,12 @@ class Ready(msgspec.Struct, tag="ready"):
     memory: DeviceMemory | None = None
     checkpoints: bool = False
     """Some of the model's state is kept at boundaries only, so that it helps to be told of them."""
+    max_running: int = 0
+    """Sequences that run at a time, at most; 0 where the engine has no such limit."""
     dimensions: int = 0
     """Numbers of an encoder's vectors."""
+    cache_note: str | None = None
+    """Why prefixes are kept in memory only, although a prefix cache on disk was asked for."""
 
 
 class TokenLogprob(msgspec.Struct, array_like=True):

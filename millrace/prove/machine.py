@@ -11,27 +11,23 @@ import platform
 from millrace import __version__
 from millrace.models.blas import mlx_backend, usable_cores
 from millrace.models.description import describe
-from millrace.models.device import GIB, DeviceProbe, host_memory, versions
+from millrace.models.device import DeviceProbe, host_memory, versions
 from millrace.models.resolve import Resolved
 from millrace.prove.report import cleaned
 from millrace.prove.served import ServedState
+from millrace.sizes import format_bytes
 
 _BUSY = 0.3
 _WIDER = 1.5
 
 
-def machine(probe: DeviceProbe) -> dict[str, str]:
-    device = probe.device
+def machine(probe: DeviceProbe | None) -> dict[str, str]:
+    """`probe` is None where MLX does not work: system and versions are what such a report is for."""
     found = versions()
-    own = probe.kernels
     facts = {
         "system": cleaned(_system()),
-        "device": cleaned(f"{device.kind}: {device.name}"),
-        "memory": f"{device.memory / GIB:.1f} GiB of the device, {host_memory() / GIB:.1f} GiB RAM",
+        **_device(probe),
         "back-end": mlx_backend(),
-        "kernels": f"{own.vectors}, our own" if own else "MLX's",
-        "BLAS": probe.blas.kind,
-        f"matmul {probe.dtype}": f"{probe.gflops:,.0f} GFLOP/s",
         "millrace": __version__,
         "Python": found.pop("python"),
         **found,
@@ -40,6 +36,20 @@ def machine(probe: DeviceProbe) -> dict[str, str]:
         cores = usable_cores()
         facts["busy"] = f"load {load:.1f} on {cores} cores in the minute before: speeds may be low"
     return facts
+
+
+def _device(probe: DeviceProbe | None) -> dict[str, str]:
+    ram = f"{format_bytes(host_memory())} RAM"
+    if probe is None:
+        return {"memory": ram}
+    device, own = probe.device, probe.kernels
+    return {
+        "device": cleaned(f"{device.kind}: {device.name}"),
+        "memory": f"{format_bytes(device.memory)} of the device, {ram}",
+        "kernels": f"{own.vectors}, our own" if own else "MLX's",
+        "BLAS": probe.blas.kind,
+        f"matmul {probe.dtype}": f"{probe.gflops:,.0f} GFLOP/s",
+    }
 
 
 def busy() -> float | None:

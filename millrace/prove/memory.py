@@ -16,6 +16,7 @@ from millrace.prove.processes import resident
 from millrace.prove.questions import Question, QuestionSettings, text_of
 from millrace.prove.report import ReportLine, Verdict
 from millrace.prove.served import Served, ServedState
+from millrace.sizes import format_bytes
 
 SLACK = 1.15
 _CLIENTS = 8
@@ -25,7 +26,6 @@ _LEAST_ON_GPU = 256 << 20
 _GPU_LOAD = 3
 """Times as many requests, which a GPU has done in no more time."""
 _HELD_TOKENS = 2400
-_MIB = 1 << 20
 
 
 def budget(state: ServedState) -> int:
@@ -74,14 +74,14 @@ def under_load(
     _load(server, settings, watch, doing)
     allowed = int(SLACK * (base + 2 * given))
     what = "resident" if watch.on_cpu else "on the device"
-    beside = f"{base // _MIB:,} before the load" if watch.on_cpu else f"{base // _MIB:,} weights"
+    beside = f"{format_bytes(base)} {'before the load' if watch.on_cpu else 'weights'}"
     detail = (
-        f"at most {watch.most // _MIB:,} MiB {what}, allowed {allowed // _MIB:,} ({beside}, "
-        f"{given // _MIB:,} for state and as much for prefixes, and 15 %); "
-        f"weights {weights // _MIB:,}; state at most {watch.state // _MIB:,}"
+        f"at most {format_bytes(watch.most)} {what}, allowed {format_bytes(allowed)} ({beside}, "
+        f"{format_bytes(given)} for state and as much for prefixes, and 15 %); "
+        f"weights {format_bytes(weights)}; state at most {format_bytes(watch.state)}"
     )
     if not watch.on_cpu:
-        detail += f"; freed buffers that MLX keeps besides at most {watch.freed // _MIB:,}"
+        detail += f"; freed buffers that MLX keeps besides at most {format_bytes(watch.freed)}"
     figures: dict[str, float | int | str | None] = {
         "most": watch.most,
         "allowed": allowed,

@@ -25,6 +25,7 @@ from millrace.prove.processes import furnish
 from millrace.prove.questions import QuestionSettings, make
 from millrace.prove.report import ModelProof, ProofReport, ReportLine, cleaned
 from millrace.prove.served import Served, serve
+from millrace.sizes import format_bytes
 
 Check = Callable[[Served, equalities.Reference, equalities.Doing], list[ReportLine]]
 _FIRST: tuple[tuple[str, Check], ...] = (
@@ -84,6 +85,14 @@ def prove(
             _OneModel(model, probe, settings, watcher, one, room, options).prove()
         proof.seconds = time.monotonic() - begin
     return proof
+
+
+def without_device(fault: str, *, quick: bool = False) -> ProofReport:
+    """The report of a machine on which MLX does not work."""
+    date = time.strftime("%Y-%m-%d", time.gmtime())
+    line = ReportLine(check="device", verdict="fail", detail=cleaned(fault))
+    one = ModelProof(name="No model was run", shape="MLX does not work here.", lines=[line])
+    return ProofReport(date=date, quick=quick, machine=machine(None), models=[one])
 
 
 class _OneModel:
@@ -223,7 +232,7 @@ def _started(check: str, server: Served, besides: str) -> ReportLine:
     if besides:
         told += f"; {besides}"
     else:
-        told += f"; {state.device}, {state.dtype}, weights {(state.weight_bytes or 0) >> 20:,} MiB"
+        told += f"; {state.device}, {state.dtype}, weights {format_bytes(state.weight_bytes or 0)}"
     return ReportLine(
         check=check,
         verdict="told",

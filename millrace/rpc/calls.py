@@ -17,6 +17,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from millrace.errors import BadRequest, Cancelled, MillraceError, RequestFailed
+from millrace.rpc.arrivals import Arrival, MessageArrivals
 from millrace.rpc.status import refuse
 
 log = logging.getLogger("millrace.rpc")
@@ -26,9 +27,10 @@ _LARGE = 1 << 20
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    def __init__(self, reader_timeout: float) -> None:
+    def __init__(self, reader_timeout: float, arrivals: MessageArrivals | None = None) -> None:
         """`reader_timeout` is how many seconds a caller may leave one message of a stream unread."""
         self._patience = reader_timeout
+        self._arrivals = arrivals or MessageArrivals()
 
     async def intercept_service(
         self,
@@ -38,16 +40,30 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or handler.request_streaming:
             return handler
+        try:
+            arrival = await self._arrivals.begin()
+        except MillraceError as error:
+            return refusal(error)
         read = handler.request_deserializer
         if handler.response_streaming:
-            made = _stream(handler.unary_stream, read, self._patience)
+            made = _stream(handler.unary_stream, read, self._patience, arrival)
             return handler._replace(request_deserializer=None, unary_stream=made)
-        one = _unary(handler.unary_unary, read)
+        one = _unary(handler.unary_unary, read, arrival)
         return handler._replace(request_deserializer=None, unary_unary=one)
 
 
-def _unary(handler: Callable[..., Awaitable[Any]], read: Read | None) -> Any:
+def refusal(error: MillraceError) -> Any:
+    """A handler that ends a call before its message is read, as only one of a stream of messages can."""
+
+    async def refused(messages: Any, context: Any) -> Any:
+        await refuse(context, error)
+
+    return grpc.stream_unary_rpc_method_handler(refused)
+
+
+def _unary(handler: Callable[..., Awaitable[Any]], read: Read | None, arrival: Arrival) -> Any:
     async def answered(raw: bytes, context: Any) -> Any:
+        arrival.complete()
         async with _told(context):
             return await handler(await _message(raw, read), context)
 
@@ -55,9 +71,13 @@ def _unary(handler: Callable[..., Awaitable[Any]], read: Read | None) -> Any:
 
 
 def _stream(
-    handler: Callable[..., AsyncGenerator[Any, None]], read: Read | None, patience: float
+    handler: Callable[..., AsyncGenerator[Any, None]],
+    read: Read | None,
+    patience: float,
+    arrival: Arrival,
 ) -> Any:
     async def answered(raw: bytes, context: Any) -> AsyncIterator[Any]:
+        arrival.complete()
         async with _told(context):
             message = await _message(raw, read)
             with _Reader(patience, context) as reader:

@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 
 from millrace.errors import SetupError
+from millrace.rpc.arrivals import MessageArrivals
 from millrace.rpc.calls import CallInterceptor
 
 MOST_BYTES = 50 << 20
@@ -36,9 +37,11 @@ READER_TIMEOUT = 60.0
 def make_server(
     reader_timeout: float = READER_TIMEOUT,
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    arrivals: MessageArrivals | None = None,
 ) -> grpc.aio.Server:
-    """`interceptors` come after the one that reads calls and ends them with what they raise."""
-    inner = [CallInterceptor(reader_timeout), *interceptors]
+    """`interceptors` come after the one that reads calls and ends them with what they raise; `arrivals`
+    limits the messages that are being received."""
+    inner = [CallInterceptor(reader_timeout, arrivals), *interceptors]
     return grpc.aio.server(interceptors=inner, options=_OPTIONS)
 
 

@@ -46,6 +46,7 @@ _HTTP: dict[Access, tuple[str, ...]] = {
         "POST /detokenize",
         "POST /v1/detokenize",
         "POST /v1/cache/warm",
+        "POST /v1/files/text",
         # Ollama's, of which an empty prompt that unloads a model is refused by the route.
         "POST /api/chat",
         "POST /api/generate",
@@ -93,6 +94,7 @@ _HTTP: dict[Access, tuple[str, ...]] = {
         "POST /models/load",
         "POST /models/unload",
         "POST /api/pull",
+        "GET /v1/hub/search",
         "DELETE /api/delete",
         "POST /api/create",
         "POST /api/copy",

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Literal
 
+from millrace.caller import current_caller
 from millrace.errors import MillraceError
 from millrace.protocol import FinishReason, ToEngine
 from millrace.protocol.prefixes import HitKind
@@ -36,6 +37,8 @@ class Active(ABC):
         self.endpoint = endpoint
         self.caller = caller
         """The id of the key that it came with; empty on a server without keys."""
+        self.queue_caller = current_caller.get()
+        """Whose share of queues it uses: the key, or the client's address on a server without keys."""
         self.prefilled = 0
         self.scored = 0
         """Prompt tokens that a draft has looked at."""
@@ -104,11 +107,11 @@ class Active(ABC):
         return None
 
     @abstractmethod
-    def begin(self, behind: float = 0.0) -> ToEngine:
+    def begin(self, behind: float = 0.0, *, apart: bool = False) -> ToEngine:
         """What is left to do, as a request to an engine that knows nothing of it.
 
         It gives way by so many seconds to those that the engine is given with it, where an engine has
-        another order than that in which they come."""
+        another order than that in which they come. `apart` keeps its prompt out of passes with others."""
 
     @abstractmethod
     def fail(self, error: MillraceError) -> None:
@@ -122,9 +125,8 @@ class Active(ABC):
         """What the log says of it when it has ended."""
         first = self.first_token
         return {
-            "id": self.id,
-            "endpoint": self.endpoint,
             "outcome": self.outcome,
+            "endpoint": self.endpoint,
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached,
             "cache_hit": self.hit,
@@ -132,4 +134,5 @@ class Active(ABC):
             "ttft": round(first - self.arrived, 3) if first else None,
             "seconds": round(seconds, 3),
             "deaths": self.deaths,
+            "id": self.id,
         } | ({"specprefill": self.sparse} if self.sparse else {})

@@ -6,7 +6,9 @@ would be millions of looks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import heapq
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
 
 from millrace.serving.active import Active
 
@@ -21,6 +23,8 @@ class ActiveRequests(Mapping[int, Active]):
         ids are a caller's own."""
         self._unsent: dict[int, Active] = {}
         self._unanswered: set[int] = set()
+        self._in_engine: Counter[str] = Counter()
+        """How many of each caller the engine has been given; callers with none are not there."""
 
     def __getitem__(self, number: int) -> Active:
         return self._all[number]
@@ -40,7 +44,8 @@ class ActiveRequests(Mapping[int, Active]):
 
     def remove(self, active: Active) -> None:
         del self._all[active.number]
-        self._unsent.pop(active.number, None)
+        if self._unsent.pop(active.number, None) is None:
+            self._count(active.queue_caller, -1)
         self._unanswered.discard(active.number)
         for name in _names(active):
             own = self._named[name]
@@ -63,6 +68,33 @@ class ActiveRequests(Mapping[int, Active]):
         first = next(iter(self._named.get(_own(group, caller), {}).values()), None)
         return self.has(id, caller) or (first is not None and first.id == group)
 
+    def answers_by_caller(self) -> Counter[str]:
+        """Answers that have not finished, by whose share of the queue they use."""
+        answers: Counter[str] = Counter()
+        for active in self._all.values():
+            answers[active.queue_caller] += active.answers
+        return answers
+
+    def is_within_share(self, caller: str, room: int) -> bool:
+        """Whether a caller has fewer in the engine than its part of so many places."""
+        return self._in_engine[caller] < room // max(1, len(self._in_engine.keys() | {caller}))
+
+    def in_turns(self, numbers: Iterable[int]) -> Iterator[int]:
+        """Unsent requests in this order within a caller; between callers, the one with the fewest in the
+        engine first. A request that is yielded counts as sent."""
+        waiting: dict[str, deque[int]] = {}
+        for number in numbers:
+            waiting.setdefault(self._all[number].queue_caller, deque()).append(number)
+        turns = [(self._in_engine[caller], place, caller) for place, caller in enumerate(waiting)]
+        heapq.heapify(turns)
+        while turns:
+            count, place, caller = turns[0]
+            yield waiting[caller].popleft()
+            if waiting[caller]:
+                heapq.heapreplace(turns, (count + 1, place, caller))
+            else:
+                heapq.heappop(turns)
+
     @property
     def unsent(self) -> Mapping[int, Active]:
         """Those that the engine has not been given."""
@@ -80,7 +112,8 @@ class ActiveRequests(Mapping[int, Active]):
 
     def sent(self, active: Active) -> None:
         """The engine has been given this one."""
-        self._unsent.pop(active.number, None)
+        if self._unsent.pop(active.number, None) is not None:
+            self._count(active.queue_caller, 1)
 
     def answered(self, active: Active) -> None:
         """It has its first token."""
@@ -89,6 +122,12 @@ class ActiveRequests(Mapping[int, Active]):
     def engine_gone(self) -> None:
         """There is no engine that any of them was given."""
         self._unsent = dict(self._all)
+        self._in_engine.clear()
+
+    def _count(self, caller: str, change: int) -> None:
+        self._in_engine[caller] += change
+        if not self._in_engine[caller]:
+            del self._in_engine[caller]
 
 
 def _names(active: Active) -> set[str]:

@@ -36,6 +36,8 @@ MOST_ADAPTERS = 255
 """Slots that the engine has."""
 _MOST_DEATHS = 2
 """Engines that may die while they load an adapter that was loaded before."""
+_RETRY_SECONDS = 60.0
+"""After which such an adapter is tried once more: engines die of other causes as well."""
 
 
 @dataclass(eq=False)
@@ -50,6 +52,9 @@ class ServedAdapter:
     problem: str | None = None
     """Why it is not there any more, although nobody unloaded it."""
     deaths: int = 0
+    """Engines that died over it, one after the other."""
+    lost_at: float | None = None
+    """When it was given up for those, by the monotonic clock."""
     gone: bool = False
     """New requests do not find it."""
 
@@ -127,12 +132,13 @@ class AdapterDesk:
         self.list = adapters
         self._used = used
         for adapter in adapters.all():  # an engine of its own is a new attempt
-            adapter.problem, adapter.deaths = None, 0
+            adapter.problem, adapter.deaths, adapter.lost_at = None, 0, None
         self._send = send
         self._up = self._stopped = False
         self._slots: dict[ServedAdapter, int] = {}
         self._loaded: set[ServedAdapter] = set()
-        self._asked: set[ServedAdapter] = set()
+        self._asked: dict[ServedAdapter, None] = {}
+        """In the order in which the engine loads them."""
         self._loads: dict[ServedAdapter, asyncio.Future[None]] = {}
         """Adapters that somebody waits for, which are not on the list yet."""
         self.nbytes = 0
@@ -150,12 +156,19 @@ class AdapterDesk:
         adapter = self.list.get(name) if adapter.gone else adapter
         if adapter is None:
             raise ModelNotFound(name, [a.name for a in self.list.all()])
+        self._retry(adapter)
         if adapter.problem is not None:
             raise EngineUnavailable(f"The adapter '{name}' is not loaded: {adapter.problem}")
         slot = self._assign(adapter)
-        if self._up and adapter not in self._loaded | self._asked:
+        if self._up and adapter not in self._loaded and adapter not in self._asked:
             self._ask(adapter)
         return slot
+
+    def _retry(self, adapter: ServedAdapter) -> None:
+        """Forget after a while that engines died over an adapter; one more death is enough to remember."""
+        if adapter.lost_at is not None and time.monotonic() > adapter.lost_at + _RETRY_SECONDS:
+            adapter.problem, adapter.lost_at = None, None
+            adapter.deaths = _MOST_DEATHS - 1
 
     def is_loaded(self, adapter: ServedAdapter) -> bool:
         return adapter in self._loaded
@@ -183,12 +196,15 @@ class AdapterDesk:
         """Returns the slots of adapters that no further engine is asked for."""
         self._up = False
         self.nbytes = 0
-        for adapter in self._asked - set(self._loads):
+        # The engine died over the first one, if over any: the others were waiting for it.
+        adapter = next(iter(self._asked), None)
+        if adapter is not None and adapter not in self._loads:
             adapter.deaths += 1
             if adapter.deaths >= _MOST_DEATHS:
                 adapter.problem = "Engines died while they loaded it."
-                log.error("adapter %s is not loaded again: %s", adapter.name, adapter.problem)
-        self._loaded, self._asked = set(), set()
+                adapter.lost_at = time.monotonic()
+                log.error("adapter %s is not loaded for now: %s", adapter.name, adapter.problem)
+        self._loaded, self._asked = set(), {}
         self._fail_loads("The engine died while it loaded the adapter.")
         self._changed.set()
         return {slot for adapter, slot in self._slots.items() if adapter.problem is not None}
@@ -212,7 +228,7 @@ class AdapterDesk:
         adapter = next((a for a, slot in self._slots.items() if slot == message.slot), None)
         if adapter is None:
             return None
-        self._asked.discard(adapter)
+        self._asked.pop(adapter, None)
         self._changed.set()
         if adapter.gone:
             asyncio.get_running_loop().call_soon(self.tidy)  # whoever waited for it may have left
@@ -221,7 +237,7 @@ class AdapterDesk:
             self._loaded.add(adapter)
             self.nbytes = message.nbytes
             adapter.digest, adapter.rank = message.digest, message.rank
-            adapter.modules, adapter.deaths = message.modules, 0
+            adapter.modules, adapter.deaths, adapter.lost_at = message.modules, 0, None
             if waiting is not None and not waiting.done():
                 waiting.set_result(None)
             return None
@@ -299,6 +315,6 @@ class AdapterDesk:
     def _ask(self, adapter: ServedAdapter) -> None:
         if not self._up:
             raise EngineUnavailable("The engine is not ready; load the adapter when it is.")
-        self._asked.add(adapter)
+        self._asked[adapter] = None
         slot = self._slots[adapter]
         self._send(LoadAdapter(slot, adapter.name, adapter.path, adapter.digest))

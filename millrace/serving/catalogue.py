@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
-from millrace.config import EngineConfig
+from millrace.config import EngineConfig, LimitSettings
 from millrace.errors import ModelError, SetupError
-from millrace.models import store
+from millrace.models import short_names, store
 from millrace.models.description import missing_file
 from millrace.models.window import is_candidate
 
@@ -44,6 +44,10 @@ class ModelSpec:
     """Seconds without use after which it is unloaded; None stays."""
     named: bool = False
     """Told of at the start, not found."""
+    limits: LimitSettings = field(default_factory=LimitSettings)
+    """What all its callers together are held to."""
+    max_queue: int | None = None
+    """Answers that may wait for a place in its batch; None takes the server's number."""
 
     @property
     def name(self) -> str:
@@ -62,6 +66,9 @@ class ModelSpec:
         for name in ("context", "pooling", "tool_format", "reasoning_format"):
             if (value := getattr(self.engine, name)) is not None:
                 chosen[name] = value
+        chosen |= self.limits.given
+        if self.max_queue is not None:
+            chosen["max_queue"] = self.max_queue
         if (sparse := self.engine.specprefill) is not None:
             chosen["specprefill_draft"] = Path(sparse.draft).name
         if self.engine.weights != "auto":
@@ -110,6 +117,12 @@ class Catalogue:
 
     def search(self, name: str) -> ModelSpec | None:
         """One that lies on this machine, broken or not. Reads the disk: not for the event loop."""
+        if (found := self._search(name)) is not None:
+            return found
+        short = short_names.find(name)
+        return None if short is None else self.known(short.source) or self._search(short.source)
+
+    def _search(self, name: str) -> ModelSpec | None:
         if self._found is None or not _NAME.fullmatch(name):
             return None
         folder = self._in_folders(name) or store.own_folder(name)

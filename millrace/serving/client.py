@@ -86,7 +86,7 @@ class EngineClient:
             lambda: (r.adapter for r in self.in_flight.values()),
         )
         self._suspicion = Suspicion()
-        self._admission = admission
+        self.admission = admission
         self.metrics = metrics
         self._idle = idle
         self._weighed: tuple[Ready | None, DeviceMemory | None] = (None, None)
@@ -167,12 +167,12 @@ class EngineClient:
         """Raise why that many more answers cannot be taken: too much load, no engine to be had."""
         if self.state in (State.FAILED, State.STOPPED):
             raise self.failure or EngineUnavailable("The engine has stopped.")
-        self._admission.check(sum(r.answers for r in self.in_flight.values()), answers)
+        self.admission.check(self.in_flight.answers_by_caller(), answers)
 
     def expect(self, answers: int) -> AbstractContextManager[Callable[[int], None]]:
         """The same for requests that come one after the other: their places are kept meanwhile."""
         self.admit(answers)
-        return self._admission.reserve(answers)
+        return self.admission.reserve(answers)
 
     def submit(
         self,
@@ -285,10 +285,10 @@ class EngineClient:
         if active.timer is not None:
             active.timer.cancel()
         seconds = time.monotonic() - active.arrived
-        self._admission.saw(seconds)
+        self.admission.saw(seconds)
         self.metrics.ended(active, seconds)
         self._count_queue()
-        told = {"model": self.metrics.model} | active.summary(seconds)
+        told = active.summary(seconds) | {"model": self.metrics.model}
         log.info("request ended", extra={"fields": told})
         self.adapters.tidy()
         if others_may or self.in_flight.unsent:
@@ -302,26 +302,33 @@ class EngineClient:
 
     def _hand_over(self) -> None:
         """Give the engine all requests it may have now."""
-        if self.state is State.READY and self._engine_has_room():
-            order = self._suspicion.order(self.in_flight.unsent)
-            in_slices(itertools.takewhile(lambda _: self._engine_has_room(), order), self._hand)
+        if self.state is State.READY:
+            order = self.in_flight.in_turns(self._suspicion.order(self.in_flight.unsent))
+            in_slices(itertools.takewhile(self._engine_has_room, order), self._hand)
 
-    def _engine_has_room(self) -> bool:
-        """Whether it may be given another: the parts of a wide request beyond what a queue holds wait here,
-        since an engine looks at all that wait in it at every step."""
-        return self.in_flight.in_engine < self._admission.room
+    def _engine_has_room(self, number: int) -> bool:
+        """Whether the engine may be given a request: the parts of a wide one beyond what a queue holds wait
+        here, since an engine looks at all that wait in it at every step. A caller has its share of that
+        room, whatever others have."""
+        room = self.admission.room
+        if self.in_flight.in_engine < room:
+            return True
+        active = self.in_flight.get(number)
+        return active is not None and self.in_flight.is_within_share(active.queue_caller, room)
 
     def _hand(self, number: int) -> None:
         """Give the engine a request, if it may have it now."""
         active = self.in_flight.get(number)
         if active is None or active.running or not active.open or self.state is not State.READY:
             return
-        if not self._engine_has_room():
+        if not self._engine_has_room(number):
             return
         if self.adapters.may_run(active.adapter) and self._suspicion.may_run(number):
             self.in_flight.sent(active)
             try:
-                self._keeper.send(active.begin(self._suspicion.behind(number)))
+                suspicion = self._suspicion
+                begin = active.begin(suspicion.behind(number), apart=suspicion.suspects(number))
+                self._keeper.send(begin)
             except Exception as error:
                 self._failed(active, error)
 
@@ -330,6 +337,8 @@ class EngineClient:
             self._end(active, "ok", None)
 
     def engine_ready(self) -> None:
+        if self.ready is not None and self.ready.max_running:
+            self.admission.max_running = self.ready.max_running
         self.adapters.engine_ready()
         self._hand_over()
 

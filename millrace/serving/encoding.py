@@ -51,7 +51,7 @@ class EncodingInFlight(Active):
     def priority(self) -> int:
         return self._request.priority
 
-    def begin(self, behind: float = 0.0) -> Encode:
+    def begin(self, behind: float = 0.0, *, apart: bool = False) -> Encode:
         self.running = True
         request = self._request
         if not self._found:

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from millrace.caller import current_caller
 from millrace.errors import BadRequest, InputTooLong, ModelError, Overloaded
 from millrace.models.encoders.facts import Encoder
 from millrace.protocol import Encode, Encoded, EncodingKind
 from millrace.serving.client import EngineClient
 from millrace.serving.encoding import EncodingInFlight
+from millrace.serving.quotas import UsageQuota
 from millrace.serving.request import check_tokens
 from millrace.serving.workers import TextDesk
 from millrace.text.inputs import DEFAULT_INSTRUCTION, Cut, Inputs, PairsTask, TextsTask, packed
@@ -65,8 +68,11 @@ class Encodings:
         tokenizer: Tokenizer,
         client: EngineClient,
         desk: TextDesk,
+        quota: UsageQuota | None = None,
     ) -> None:
         self._name = name
+        self.quota = quota
+        """What the model is held to for all its callers together; None sets no limit."""
         self.facts = facts
         self._tokenizer = tokenizer
         self._client = client
@@ -270,8 +276,17 @@ class Encodings:
     ) -> EncodingRun:
         """Hand texts to the engine; raises at once what is wrong with them."""
         self._client.admit(1)
-        waiting = sum(r.prompt_tokens for r in self._client.in_flight.values())
-        if waiting and waiting + inputs.count > MOST_WAITING:
+        whose = current_caller.get()
+        tokens: Counter[str] = Counter()
+        for active in self._client.in_flight.values():
+            tokens[active.queue_caller] += active.prompt_tokens
+        waiting = tokens.total()
+        share = MOST_WAITING // max(1, len(tokens.keys() | {whose}))
+        if (
+            waiting
+            and waiting + inputs.count > MOST_WAITING
+            and tokens[whose] + inputs.count > share
+        ):
             raise Overloaded(
                 f"The server is busy: {waiting} tokens are waiting to be encoded, and with these "
                 f"{inputs.count} they would be more than {MOST_WAITING}. Try again in a moment."
@@ -287,9 +302,12 @@ class Encodings:
             normalize=self.facts.normalize if normalize is None else normalize,
             dimensions=dimensions,
             priority=priority,
+            caller=whose,
         )
-        active = self._client.encode(id, request, endpoint=endpoint, caller=caller, timeout=timeout)
-        return EncodingRun(active)
+        encoding = self._client.encode(
+            id, request, endpoint=endpoint, caller=caller, timeout=timeout
+        )
+        return EncodingRun(encoding)
 
     @property
     def scoring(self) -> EncodingKind:

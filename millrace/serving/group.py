@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import AsyncIterator, Sequence
 from itertools import accumulate
 
@@ -25,6 +26,10 @@ class Group:
     @property
     def n(self) -> int:
         return sum(m.n for m in self.members)
+
+    def usage_of(self, choice: int) -> Usage:
+        """The usage so far of the prompt that this choice answers."""
+        return self.members[bisect_right(self.firsts, choice) - 1].usage
 
     def close(self) -> None:
         # Backwards: the last ones, which may not have been given to the engine, would take free places.

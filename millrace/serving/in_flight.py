@@ -81,7 +81,7 @@ class InFlight(Active):
     def priority(self) -> int:
         return self.submit.priority
 
-    def begin(self, behind: float = 0.0) -> Submit:
+    def begin(self, behind: float = 0.0, *, apart: bool = False) -> Submit:
         self.running = True
         self.prefilled = self.scored = 0
         choices = [
@@ -89,7 +89,7 @@ class InFlight(Active):
             for c in self.submit.choices
             if c.index in self.open
         ]
-        return msgspec.structs.replace(self.submit, choices=choices, behind=behind)
+        return msgspec.structs.replace(self.submit, choices=choices, behind=behind, apart=apart)
 
     def progress(self, step: Prefilled) -> int:
         """Note how far the prompt is; returns the tokens that were run for it since the last."""

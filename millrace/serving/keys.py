@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from millrace.config import ApiKey, Role
+from millrace.config import ApiKey, LimitSettings, Role
 from millrace.errors import SetupError
 
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -37,6 +37,19 @@ class Caller:
     def label(self) -> str:
         """What administrators know the key by."""
         return self.name or self.id
+
+
+@dataclass(frozen=True)
+class KeyEntry:
+    """What the configuration file says of a key."""
+
+    name: str
+    secret: str | None
+    """None for keys of that name in the key file."""
+    role: Role | None
+    limits: LimitSettings
+    place: str
+    """Where it stands, for errors."""
 
 
 _LABEL = re.compile(r"([^\[\]]*)(?:\[([^\[\]]*)\])?")
@@ -85,9 +98,12 @@ def secrets_in(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
 
 
 def gather(
-    given: Sequence[str], file: str | None, admins: Sequence[str] = ()
+    given: Sequence[str],
+    file: str | None,
+    admins: Sequence[str] = (),
+    entries: Sequence[KeyEntry] = (),
 ) -> tuple[ApiKey, ...]:
-    """The keys of the command line and of the key file; raises what is wrong with one.
+    """The keys of the command line, the key file and the configuration; raises what is wrong with one.
 
     A key that is given as an admin key and in another place too has the role admin, so that a client's
     MILLRACE_API_KEY in the environment of the server does no harm.
@@ -103,16 +119,46 @@ def gather(
         found += parse(text, file)
         if not found:
             raise SetupError(f"--api-key-file {file} holds no key.")
+    for entry in entries:
+        found += _of_entry(entry, [key for key in found if key.name == entry.name])
     unique: dict[str, ApiKey] = {}
     for key in found:
         known = unique.get(key.secret, key)
+        if known.limits.given and known.name != key.name:
+            raise SetupError(
+                f"[keys.{known.name}] and [keys.{key.name}] of the configuration have the same key."
+            )
         roles: tuple[Role, Role] = (known.role, key.role)
         unique[key.secret] = ApiKey(
             secret=key.secret,
-            name=known.name or key.name,
+            # The name under which its limits are set, so that what is said of them is found.
+            name=key.name if key.limits.given else known.name or key.name,
             role="admin" if "admin" in roles else "use",
+            limits=key.limits if key.limits.given else known.limits,
         )
     return tuple(unique.values())
+
+
+def _of_entry(entry: KeyEntry, named: Sequence[ApiKey]) -> list[ApiKey]:
+    """The keys that an entry of the configuration is about; `named` are those of its name elsewhere."""
+    if entry.secret is None:
+        if not named:
+            raise SetupError(
+                f"{entry.place} has no 'key', and no line of the --api-key-file has the name "
+                f"'{entry.name}'. Write the key here, or name that of a line there."
+            )
+        secrets = [key.secret for key in named]
+    else:
+        if any(key.secret != entry.secret for key in named):
+            raise SetupError(
+                f"{entry.place}: the --api-key-file has another key of this name. Leave 'key' out here, "
+                "or give one of them another name."
+            )
+        secrets = [_checked(entry.name, entry.secret, entry.place).secret]
+    return [
+        ApiKey(secret=s, name=entry.name, role=entry.role or "use", limits=entry.limits)
+        for s in secrets
+    ]
 
 
 def parse(text: str, source: str) -> list[ApiKey]:
@@ -170,9 +216,14 @@ def is_loopback(address: str) -> bool:
         return address == "localhost"  # another name's address may be anybody's
 
 
+def caller_id(secret: str) -> str:
+    """The id of whoever holds a key, which does not give the key away."""
+    hashed = hashlib.blake2b(secret.encode(), digest_size=8, person=b"millrace-caller")
+    return hashed.hexdigest()
+
+
 def _caller(key: ApiKey) -> Caller:
-    hashed = hashlib.blake2b(key.secret.encode(), digest_size=8, person=b"millrace-caller")
-    return Caller(id=hashed.hexdigest(), name=key.name, role=key.role)
+    return Caller(id=caller_id(key.secret), name=key.name, role=key.role)
 
 
 def _digest(secret: bytes) -> bytes:

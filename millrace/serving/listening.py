@@ -6,6 +6,7 @@ import errno
 import socket
 
 from millrace.errors import SetupError
+from millrace.servers import running
 
 _ADVICE = {
     errno.EADDRINUSE: "Another program listens there: end it, or choose another port with --port.",
@@ -23,6 +24,19 @@ def bind(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
+        if error.errno == errno.EADDRINUSE and (other := _server_at(port)) is not None:
+            raise SetupError(
+                f"Cannot listen on {host}:{port}: a millrace server{other} listens there. Choose another "
+                f"port with --port, or end that server with millrace stop --port {port}."
+            ) from error
         advice = _ADVICE.get(error.errno or 0, "Choose an address of this machine with --host.")
         raise SetupError(f"Cannot listen on {host}:{port}: {error.strerror}. {advice}") from error
     return listener
+
+
+def _server_at(port: int) -> str | None:
+    """The millrace server at a port of this machine, as a message names it."""
+    record = next((r for r in running() if r.port == port), None)
+    if record is None:
+        return None
+    return f" ({f'{record.name}, ' if record.name else ''}process {record.pid})"

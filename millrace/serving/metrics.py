@@ -86,6 +86,13 @@ class Metrics:
         self.unloads = counter("model_unloads", "Models unloaded", ["model", "reason"])
         self.limit = gauge("memory_limit_bytes", "What all models may take together", [])
         self.reserved = gauge("memory_reserved_bytes", "What models have reserved of it", [])
+        self.others = gauge(
+            "memory_other_servers_bytes",
+            "What other servers on this machine held at the last load",
+            [],
+        )
+        self.weights = gauge("weight_bytes", "Bytes of weights that are loaded")
+        self.ceiling = gauge("ceiling_bytes", "The most that a loaded model may take in all")
         self._models: dict[str, ModelMetrics] = {}
         self.ended = EndedRequests()
         self.ttft = histogram("time_to_first_token_seconds", "Arrival to first token", _COARSE)
@@ -130,6 +137,9 @@ class Metrics:
 
     def memory_reserved(self, bytes: int) -> None:
         self.reserved.set(bytes)
+
+    def other_servers(self, bytes: int) -> None:
+        self.others.set(bytes)
 
 
 @dataclass
@@ -184,6 +194,8 @@ class ModelMetrics:
             all.restarts,
             all.queued,
             all.kv_limit,
+            all.weights,
+            all.ceiling,
             all.scoring,
         ):
             seldom.labels(model)  # a series that is there from the start, at 0
@@ -194,9 +206,14 @@ class ModelMetrics:
         self.totals.prompt_tokens += active.prompt_tokens
         self._all.prompt.labels(self.model).inc(active.prompt_tokens)
 
-    def ready(self, kv_limit: int) -> None:
-        """Its engine has this much for the state of running requests."""
+    def ready(self, kv_limit: int, weights: int) -> None:
+        """Its engine has this much for the state of running requests, and holds these weights."""
         self._all.kv_limit.labels(self.model).set(kv_limit)
+        self._all.weights.labels(self.model).set(weights)
+
+    def ceiling(self, bytes: int) -> None:
+        """The most that it may take."""
+        self._all.ceiling.labels(self.model).set(bytes)
 
     def queue(self, waiting: int) -> None:
         self._all.queued.labels(self.model).set(waiting)
@@ -210,7 +227,8 @@ class ModelMetrics:
         """Its engine has ended and holds nothing any more."""
         self.idle()
         self.queue(0)
-        self.ready(0)
+        self.ready(0, 0)
+        self.ceiling(0)
         self.cache(0, 0)
         self._all.picture_bytes.labels(self.model).set(0)
         for kind in DeviceMemory.__struct_fields__:

@@ -16,7 +16,6 @@ from millrace.config import SpecPrefillConfig
 from millrace.engine.rng import derive
 from millrace.errors import BadRequest, ContextLengthExceeded
 from millrace.models.encoders import Encoder
-from millrace.models.files import read_json
 from millrace.models.window import read_config
 from millrace.protocol import Choice, Submit
 from millrace.serving.adapters import ServedAdapter
@@ -24,8 +23,10 @@ from millrace.serving.client import EngineClient
 from millrace.serving.encodings import Encodings
 from millrace.serving.giving import Gives, check_gives
 from millrace.serving.pictures import ModelPictures
-from millrace.serving.request import Request, SamplingRanges, fit, in_range
+from millrace.serving.quotas import UsageQuota
+from millrace.serving.request import Request, fit
 from millrace.serving.running import Running
+from millrace.serving.sampling_defaults import sampling_defaults
 from millrace.serving.slices import SlicePace, in_slices
 from millrace.serving.specprefill import sparse_of
 from millrace.serving.workers import TextDesk
@@ -57,10 +58,12 @@ class ServedModel:
         encoder: Encoder | None = None,
         pictures: ModelPictures | None = None,
         specprefill: SpecPrefillConfig | None = None,
+        quota: UsageQuota | None = None,
     ) -> None:
         """`defaults` are the server's own, by the names of a request's fields; so are those of the
         template. `encoder` is what the model is where it makes no text; `specprefill` says how its draft
-        is used, if it has one."""
+        is used, if it has one; `quota` is what all callers together are held to."""
+        self.quota = quota
         self.pictures = pictures or ModelPictures(name, side.tokenizer.folder, None, None)
         self.name = name
         self._specprefill = specprefill
@@ -78,7 +81,7 @@ class ServedModel:
         """The name of the model whose weights these are."""
         self._encodings: Encodings | None = None
         if encoder is not None:
-            self._encodings = Encodings(name, encoder, self.tokenizer, client, self._desk)
+            self._encodings = Encodings(name, encoder, self.tokenizer, client, self._desk, quota)
 
     @property
     def encodings(self) -> Encodings:
@@ -117,22 +120,19 @@ class ServedModel:
 
     @functools.cached_property
     def defaults(self) -> dict[str, Any]:
-        """Sampling where a request says nothing: the server's, else what the model's authors
-        recommend.
-
-        They may recommend what is no range of ours; their users are not to blame.
-        """
-        settings = read_json(self.tokenizer.folder / "generation_config.json", optional=True)
-        wanted = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-        recommended = {k: settings[k] for k in wanted if in_range(k, settings.get(k))}
-        own = {k: v for k, v in self._defaults.items() if k in SamplingRanges.__struct_fields__}
-        return {"temperature": 1.0} | recommended | own
+        """The sampling of a request that sets none."""
+        return sampling_defaults(self.tokenizer.folder, self._defaults)
 
     @property
     def default_limit(self) -> int | None:
         """Tokens of an answer where a request says nothing; None is what the window leaves."""
         limit = self._defaults.get("max_tokens")
         return None if limit is None else int(limit)
+
+    @property
+    def default_loop_guard(self) -> bool:
+        """Whether answers that repeat themselves end where a request says nothing."""
+        return bool(self._defaults.get("loop_guard"))
 
     @functools.cached_property
     def infill(self) -> Infill | None:
@@ -332,5 +332,6 @@ class ServedModel:
             stop_token_ids=request.stop_token_ids,
             watched_ids=self._watched(request),
             min_tokens=request.sampling.min_tokens,
+            loop_guard=request.loop_guard,
             skip_special=request.skip_special_tokens,
         )

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from millrace.config import EngineConfig
+from millrace.config import FEWEST_RUNNING, EngineConfig
 from millrace.errors import BrokenFiles, ModelError, SetupError
 from millrace.models.description import inspect
 from millrace.models.encoders import Encoder, encoder_in
@@ -33,6 +33,7 @@ from millrace.serving.media import MediaDesk
 from millrace.serving.metrics import Metrics
 from millrace.serving.model import ServedModel
 from millrace.serving.pictures import ModelPictures, words_in
+from millrace.serving.quotas import Quotas
 from millrace.serving.ranges import MOST
 from millrace.serving.ranks.connection import GroupConnection
 from millrace.serving.ranks.group import RankGroup
@@ -87,12 +88,13 @@ class Opening:
         *,
         idle: float,
         max_queue: int,
+        quotas: Quotas | None = None,
         adapters: AdapterLibrary | None = None,
         media: MediaDesk | None = None,
         on_cache: Callable[[str, Sequence[CacheChange]], None] = lambda _name, _changes: None,
     ) -> None:
         """`media` finds the pictures of models that take any; without it, none does. `on_cache`
-        receives what becomes of models' prefix caches, where engines tell it."""
+        receives what becomes of models' prefix caches, where engines tell it. `quotas` are the models'."""
         self._media = media
         self._adapters = adapters or AdapterLibrary()
         self._on_cache = on_cache
@@ -102,6 +104,7 @@ class Opening:
         # One thread for all: the C library keeps what a thread has freed for that thread.
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="text-side")
         self._max_queue = max_queue
+        self._quotas = quotas
 
     def check(self, spec: ModelSpec) -> None:
         if (error := inspect(spec.folder).error) is not None:
@@ -168,7 +171,8 @@ class Opening:
         )
 
     def client(self, spec: ModelSpec, config: Callable[[], EngineConfig]) -> EngineClient:
-        admission = Admission(spec.engine.max_running, self._max_queue)
+        queue = self._max_queue if spec.max_queue is None else spec.max_queue
+        admission = Admission(spec.engine.max_running or FEWEST_RUNNING, queue)
         group = RankGroup(spec.engine) if spec.engine.group is not None else None
         launch = self._workplace.launcher(config, group)
         client = EngineClient(
@@ -192,7 +196,8 @@ class Opening:
         arguments = spec.template_arguments
         pictures = _pictures(spec.engine, side, self._media)
         sparse = spec.engine.specprefill
-        own = spec.defaults, arguments, encoder, pictures, sparse
+        quota = self._quotas.of(spec.name) if self._quotas is not None else None
+        own = spec.defaults, arguments, encoder, pictures, sparse, quota
         return ServedModel(spec.name, side, client, *own)
 
     async def tidy(self) -> None:
@@ -248,7 +253,7 @@ async def open_model(
     check_defaults(defaults or {})
     if encoder_in(config) is not None:
         _refuse_beside(config)
-    admission = Admission(config.max_running, max_queue)
+    admission = Admission(config.max_running or FEWEST_RUNNING, max_queue)
     adapters = AdapterList(config.adapters)
     client = EngineClient(launch, admission, metrics.of(config.name), idle=idle, adapters=adapters)
     await client.start()
@@ -309,7 +314,9 @@ def check_defaults(defaults: Mapping[str, float], where: str = "") -> None:
     """The server's own defaults are held to what requests are held to."""
     for name, value in defaults.items():
         fits = in_range(name, value)
-        if name == "max_tokens":
+        if name == "loop_guard":
+            fits = isinstance(value, bool)
+        elif name == "max_tokens":
             fits = isinstance(value, int) and 1 <= value <= MOST
         if not fits:
             option = f"{where} {name}" if where else f"--{name.replace('_', '-')}"

@@ -32,6 +32,7 @@ from millrace.models.vision.families import image_token, vision_in
 from millrace.models.window import read_config
 from millrace.protocol import Span
 from millrace.serving.media import MediaDesk, PictureFile
+from millrace.sizes import format_bytes
 from millrace.text.conversation import Conversation, ImagePart
 from millrace.text.pictures import Expansion, PictureWords, expanded_tokens
 from millrace.text.tokenizer import Tokenizer, added_tokens
@@ -166,8 +167,8 @@ class ModelPictures:
                     file, came = await desk.find(part.source, low=part.low, moving=part.moving)
                     fetched += came
                     if fetched > desk.limits.most_fetched:
-                        most = desk.limits.most_fetched >> 20
-                        raise BadPicture(f"The pictures are larger than {most} MiB together.")
+                        most = format_bytes(desk.limits.most_fetched)
+                        raise BadPicture(f"The pictures are larger than {most} together.")
                     held[key] = self._hold(file)
                     expansions[file.digest] = await self._expansion(held[key])
                 except BadRequest as error:

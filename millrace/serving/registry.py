@@ -16,6 +16,7 @@ from millrace.errors import (
     SetupError,
     TooManyWaiting,
 )
+from millrace.models import short_names
 from millrace.models.description import FolderStamp, stamp
 from millrace.models.encoders import encoder_in
 from millrace.serving.adapters import AdapterLibrary, ServedAdapter
@@ -23,10 +24,12 @@ from millrace.serving.catalogue import Catalogue, ModelSpec
 from millrace.serving.facts import UNKNOWN, SpecFacts, facts_of
 from millrace.serving.giving import Gives, check_gives
 from millrace.serving.instance import Instance, Lease
+from millrace.serving.memory import OtherServers
 from millrace.serving.metrics import Metrics
 from millrace.serving.model import ServedModel
 from millrace.serving.residency import Absent, Need
 from millrace.serving.residents import Opener, Residents
+from millrace.sizes import format_bytes
 
 log = logging.getLogger("millrace.serving")
 
@@ -65,14 +68,16 @@ class Registry:
         limit: int | None = None,
         max_waiting: int = 256,
         adapters: AdapterLibrary | None = None,
+        others: OtherServers | None = None,
     ) -> None:
+        """`limit` is what all models may take together, less what `others` hold."""
         self.adapters = adapters or AdapterLibrary()
         for spec in catalogue.named:
             self._enlist(catalogue, spec)
         self._catalogue = catalogue
         self._opener = opener
         self._max_waiting = max_waiting
-        self._residents = Residents(opener, metrics, limit, self._absent)
+        self._residents = Residents(opener, metrics, limit, self._absent, others)
         self._residents.when_lost = self._lost
         self._needs: dict[str, Need] = {}
         self._pins: dict[str, bool] = {}
@@ -96,6 +101,11 @@ class Registry:
     @property
     def reserved(self) -> int:
         return self._residents.reserved
+
+    @property
+    def taken_by_others(self) -> int:
+        """Bytes that other servers on this machine held when the limit was set."""
+        return self._residents.taken_by_others
 
     @property
     def is_open(self) -> bool:
@@ -138,7 +148,16 @@ class Registry:
                 return instance.spec
             if (found := await asyncio.to_thread(self._catalogue.search, name)) is not None:
                 return found
-        raise ModelNotFound(given[0], await self._known_names())
+        raise ModelNotFound(given[0], await self._known_names(), await self._hint(given[0]))
+
+    async def _hint(self, name: str) -> str:
+        """How to come by a model that is not here, or which name may have been meant."""
+        short = short_names.find(name) if self.is_open else None
+        if short is not None:
+            return f"It can be fetched ({format_bytes(short.bytes)}): millrace pull {short.name}."
+        served = [n for s in await self._sound() for n in (s.name, *s.aliases)]
+        served += self.adapters.names()
+        return short_names.meant(name, served, table=self.is_open)
 
     async def _only(self) -> ModelSpec:
         named = self._catalogue.named or await self._sound()

@@ -61,6 +61,8 @@ class Request(msgspec.Struct, kw_only=True):
     lazy_grammar: LazyGrammar | None = None
     thinking: Thinking | None = None
     ignore_eos: bool = False
+    loop_guard: bool = False
+    """Whether an answer that repeats itself ends (millrace.text.loops)."""
     logprobs: int | None = None
     """How many alternatives beside each token's own logprob; None asks for none."""
     prompt_logprobs: int | None = None
@@ -127,13 +129,14 @@ class _Ranges(SamplingRanges, kw_only=True):
     logprobs: WideTop | None
     prompt_logprobs: WideTop | None
     timeout: Timeout | None
+    loop_guard: bool
     specprefill: bool | None
     specprefill_keep_pct: Share | None
 
 
 _PLAIN = (
     *("n", "max_tokens", "priority", "logprobs", "prompt_logprobs", "timeout"),
-    *("specprefill", "specprefill_keep_pct"),
+    *("loop_guard", "specprefill", "specprefill_keep_pct"),
 )
 
 

@@ -16,10 +16,10 @@ from millrace import descriptors
 from millrace.config import EngineConfig
 from millrace.errors import EngineUnavailable, MillraceError, ModelError, OutOfMemory
 from millrace.models.description import FolderStamp
-from millrace.models.footprint import in_words
 from millrace.serving.catalogue import ModelSpec
 from millrace.serving.client import EngineClient
 from millrace.serving.instance import Instance, LoadFailure
+from millrace.serving.memory import OtherServers
 from millrace.serving.metrics import Metrics
 from millrace.serving.model import ServedModel
 from millrace.serving.residency import (
@@ -32,6 +32,7 @@ from millrace.serving.residency import (
     decide,
     never_fits,
 )
+from millrace.sizes import format_bytes
 
 log = logging.getLogger("millrace.serving")
 
@@ -73,11 +74,18 @@ class Residents:
         metrics: Metrics,
         limit: int | None,
         absent: Callable[[str], Absent],
+        others: OtherServers | None = None,
     ) -> None:
-        """`absent` tells whom a model that is loaded should leave room for."""
+        """`absent` tells whom a model that is loaded should leave room for. What `others` hold when a
+        load is decided is not there for this server's models."""
         self._opener = opener
         self._metrics = metrics
-        self._limit = _UNKNOWN if limit is None else limit
+        self._whole = _UNKNOWN if limit is None else limit
+        self._others = others
+        self._limit = self._whole
+        self.taken_by_others = 0
+        """Bytes that other servers held when the limit was set."""
+        self._look_at_others()
         self._absent = absent
         self._current: dict[str, Instance] = {}
         """By name, the life that requests are given to."""
@@ -90,7 +98,6 @@ class Residents:
         self._timer: asyncio.TimerHandle | None = None
         self._deciding = self._again = False
         self._stopped = False
-        metrics.memory_limit(0 if limit is None else limit)
 
     @property
     def limit(self) -> int | None:
@@ -116,8 +123,17 @@ class Residents:
         """It is to be tried again, whatever happened."""
         self._failed.pop(name, None)
 
+    def _look_at_others(self) -> None:
+        """Set the limit: what there is for models, less what other servers hold now."""
+        if self._whole != _UNKNOWN:
+            self.taken_by_others = self._others.held() if self._others is not None else 0
+            self._limit = max(0, self._whole - self.taken_by_others)
+            self._metrics.other_servers(self.taken_by_others)
+        self._metrics.memory_limit(0 if self._limit == _UNKNOWN else self._limit)
+
     def check(self, name: str, need: Need) -> None:
         """Raise if there can never be room for it."""
+        self._look_at_others()
         places = [p for i in self._all.values() if (p := i.place) is not None]
         if never_fits(need, self._limit, places):
             raise self._too_large(name, need)
@@ -162,15 +178,19 @@ class Residents:
 
     def _too_large(self, name: str, need: Need) -> OutOfMemory:
         held = ", ".join(
-            f"{i.spec.name} {in_words(i.reserved)}{' (pinned)' if i.pinned else ''}"
+            f"{i.spec.name} {format_bytes(i.reserved)}{' (pinned)' if i.pinned else ''}"
             for i in self._all.values()
             if i.reserved
         )
+        beside = self._others.in_words() if self._others is not None else ""
         return OutOfMemory(
-            f"The model '{name}' needs at least {in_words(need.smallest)} "
-            f"({in_words(need.fixed)} for weights and work, the rest for state), and all models "
-            f"together may take {in_words(self._limit)}. Held now: {held or 'nothing'}. "
-            "Take a smaller model, unpin others, or give the server more with --memory.",
+            f"The model '{name}' needs at least {format_bytes(need.smallest)} "
+            f"({format_bytes(need.fixed)} for weights and work, the rest for state), and all models "
+            f"together may take {format_bytes(self._limit)}. Set aside now: {held or 'nothing'}. "
+            + (f"{beside} " if beside else "")
+            + "Take a smaller model, unpin others, "
+            + ("end another server, " if beside else "")
+            + "or give the server more with --memory.",
         )
 
     def wake(self) -> None:
@@ -199,6 +219,9 @@ class Residents:
         self._carry_out(decision)
         self._drop_texts(now)
         self._metrics.memory_reserved(self.reserved)
+        for instance in self._all.values():
+            if instance.reserved:
+                self._metrics.of(instance.spec.name).ceiling(instance.reserved)
         if self._timer is not None:
             self._timer.cancel()
         due = [] if decision.look_again is None else [decision.look_again]
@@ -246,11 +269,11 @@ class Residents:
         )
         instance.phase = "loading"
         log.info(
-            "loading %s: %s reserved, %s of %s in use",
+            "loading %s: it may take %s at most; all models, %s of %s",
             instance.spec.name,
-            in_words(instance.reserved),
-            in_words(self.reserved),
-            "?" if unknown else in_words(self._limit),
+            format_bytes(instance.reserved),
+            format_bytes(self.reserved),
+            "?" if unknown else format_bytes(self._limit),
         )
         self._spawn(self._load(instance))
 
@@ -273,14 +296,14 @@ class Residents:
         ready = instance.client.ready
         if ready is not None and instance.phase == "loading":
             if self._limit == _UNKNOWN and ready.device_bytes:
-                self._limit = ready.device_bytes * 9 // 10
+                self._whole = self._limit = ready.device_bytes * 9 // 10
                 self._metrics.memory_limit(self._limit)
                 instance.granted = min(self._limit, ready.weight_bytes + 2 * ready.kv_budget)
             if instance.need is not None and ready.weight_bytes > instance.need.fixed:
                 # Its files did not tell all; what is held counts from here on.
                 instance.granted += ready.weight_bytes - instance.need.fixed
             self._metrics.loaded(instance.spec.name, "ok")
-            self._metrics.of(instance.spec.name).ready(ready.kv_budget)
+            self._metrics.of(instance.spec.name).ready(ready.kv_budget, ready.weight_bytes)
             log.info("loaded %s in %.1f s", instance.spec.name, ready.load_seconds)
             instance.phase = "loaded"
             self.forget(instance.spec.name)
@@ -375,7 +398,10 @@ class Residents:
         if held:
             seconds = time.monotonic() - began
             log.info(
-                "%s is gone after %.1f s: %s free", instance.spec.name, seconds, in_words(held)
+                "%s is gone after %.1f s: the %s that it could take at most are free",
+                instance.spec.name,
+                seconds,
+                format_bytes(held),
             )
         self.wake()
         if not self._stopped:

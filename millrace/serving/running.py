@@ -61,6 +61,10 @@ class Running:
             reasoning=sum(p.reasoning_tokens for p in self._pipelines),
         )
 
+    def usage_of(self, choice: int) -> Usage:
+        """The usage so far of the prompt that this choice answers."""
+        return self.usage
+
     def close(self) -> None:
         self._active.close()
         self._tell()

@@ -112,6 +112,10 @@ class Suspicion:
         record = self._records.get(request)
         return SECONDS_PER_KILL * record.kills if record else 0.0
 
+    def suspects(self, request: int) -> bool:
+        """Whether engines died while they worked on the request, and it has not been cleared since."""
+        return request in self._records or any(request in group.members for group in self._groups)
+
     def progressed(self, request: int, milestone: Milestone) -> bool:
         """Note how far a request is; True if others may run now that had to wait."""
         if record := self._records.get(request):
@@ -157,15 +161,21 @@ class Suspicion:
         again = [r for r in suspects if trial and r in trial.members]
         if trial is None or not again:
             self._part(suspects)
-        elif len(again) > 1:
+            return {}
+        # New requests may be the cause, too. If they are not tried, each of their crashes halves the group.
+        came = [r for r in suspects if r not in trial.members]
+        guilty: dict[int, int] = {}
+        if len(again) > 1:
             self._groups[:1] = [_Group(dict.fromkeys(part)) for part in self._halves(again)]
         else:
             trial.members = dict.fromkeys(again)
             alone = trial.exclusive or self._crashes(again[0]) + 1 < CRASHES_PER_REQUEST
             trial.exclusive = True
             if cause is Cause.CRASH and alone:
-                return self._blame(again[0], cause)
-        return {}
+                guilty = self._blame(again[0], cause)
+        if came:
+            self._part(came)
+        return guilty
 
     def _halves(self, requests: list[int]) -> tuple[list[int], list[int]]:
         """Those that have never got a token are the likelier ones: they are tried apart, and first."""

@@ -49,6 +49,7 @@ class Wishes(msgspec.Struct, kw_only=True):
     stop_in_reasoning: bool | None = None
     skip_special_tokens: bool | None = None
     ignore_eos: bool | None = None
+    loop_guard: bool | None = None
     priority: int | None = None
     timeout: float | None = None
     cache_salt: str | None = None
@@ -84,6 +85,9 @@ def fill(
     request.stop_in_reasoning = bool(wishes.stop_in_reasoning)
     request.skip_special_tokens = wishes.skip_special_tokens is not False
     request.ignore_eos = bool(wishes.ignore_eos)
+    # A request that wants all its tokens, such as a benchmark's, is not cut by the server's default.
+    default = model.default_loop_guard and not request.ignore_eos
+    request.loop_guard = default if wishes.loop_guard is None else wishes.loop_guard
     request.priority = wishes.priority or 0
     request.timeout = wishes.timeout
     request.cache_salt = wishes.cache_salt or ""

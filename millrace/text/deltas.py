@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from millrace.protocol import TokenLogprob
+from millrace.text.loops import AnswerLoop
 
 
 class Content(msgspec.Struct, frozen=True, tag="content"):
@@ -48,6 +49,13 @@ class TextFinish(msgspec.Struct, frozen=True, tag="finish"):
     """The stop token that was made last, if one was: it is no text."""
     score: TokenLogprob | None = None
     """That token's logprob, where the request asked for logprobs."""
+    loop: AnswerLoop | None = None
+    """The repetition that ended the choice, where the loop guard did."""
+
+    @property
+    def details(self) -> dict[str, AnswerLoop]:
+        """What protocols add to an ending that their own fields cannot express; empty for most."""
+        return {"finish_details": self.loop} if self.loop is not None else {}
 
 
 class Delta(msgspec.Struct, frozen=True):

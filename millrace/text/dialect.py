@@ -13,7 +13,7 @@ from typing import Any
 from millrace.errors import BadRequest, Unsupported
 from millrace.protocol import Thinking
 from millrace.text import grammar as grammars
-from millrace.text.conversation import Conversation
+from millrace.text.conversation import Conversation, ConversationTurn
 from millrace.text.formats import (
     OutputFormat,
     OutputParser,
@@ -33,6 +33,8 @@ from millrace.text.template import ChatTemplate
 from millrace.text.template_renderer import LocalRenderer, TemplateRenderer
 from millrace.text.tokenizer import Tokenizer
 from millrace.text.volatile import Volatile
+
+_PROBED_TURNS = 200
 
 
 class Dialect:
@@ -99,6 +101,19 @@ class Dialect:
     ) -> tuple[ChatTemplate, Style]:
         used = tools or any(m.get("role") == "tool" or m.get("tool_calls") for m in messages)
         return (None if used else self._plain) or (self.template, self.style)
+
+    @functools.cached_property
+    def keeps_turns(self) -> bool:
+        """Whether prompts have the turns of users however many there are: some templates write the newest
+        alone. Renders a probe."""
+        words = [f"turn{number:03}" for number in range(_PROBED_TURNS)]
+        turns = [
+            ConversationTurn(role, text)
+            for word in words
+            for role, text in (("user", word), ("assistant", "yes"))
+        ]
+        text = self.render(Conversation([*turns, ConversationTurn("user", "last")]))
+        return all(word in text for word in words)
 
     @functools.cached_property
     def controls(self) -> ThinkingControls:

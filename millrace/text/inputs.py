@@ -42,6 +42,11 @@ class Inputs(msgspec.Struct, kw_only=True):
         """All their tokens."""
         return sum(map(len, self.tokens)) // 4
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest."""
+        return max(map(len, self.tokens), default=0) // 4
+
 
 def packed(tokens: Sequence[int]) -> bytes:
     return array("i", tokens).tobytes()

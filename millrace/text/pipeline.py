@@ -9,6 +9,7 @@ from millrace.protocol import RowTokens, TokenLogprob
 from millrace.text.deltas import Content, Piece, Reasoning, TextFinish, ToolCallStart
 from millrace.text.detokenizer import Detokenizer
 from millrace.text.formats import OutputParser
+from millrace.text.loops import AnswerLoop, LoopDetector
 from millrace.text.stops import StopMatcher
 from millrace.text.vocabulary import Vocabulary
 
@@ -35,10 +36,11 @@ class ChoicePipeline:
         stop_token_ids: Sequence[int] = (),
         watched_ids: Sequence[int] = (),
         min_tokens: int = 0,
+        loop_guard: bool = False,
         skip_special: bool = True,
     ) -> None:
         """`watched_ids` are stop tokens that the engine does not know, since they end nothing
-        inside a thought.
+        inside a thought. With `loop_guard`, an answer that repeats itself ends (millrace.text.loops).
         """
         self._vocabulary, self._skip_special = vocabulary, skip_special
         self._parser = parser
@@ -53,6 +55,7 @@ class ChoicePipeline:
         self._generated: list[int] = []
         self._ending: tuple[int, TokenLogprob | None] | None = None
         self._called = False
+        self._loops = LoopDetector() if loop_guard else None
         self.tokens = 0
         self.reasoning_tokens = 0
         self.done = False
@@ -73,6 +76,10 @@ class ChoicePipeline:
             yield from self._read(self._detokenizer.feed(token))
             if self.done:
                 return
+            loop = self._loops.accept(token) if self._loops is not None else None
+            if loop is not None and self.tokens >= self._min_tokens:
+                yield from self._looped(loop)
+                return
         if ending is not None:
             yield from self._stopped(ending, row.logprobs[-1:])
         elif row.finish is not None:
@@ -91,6 +98,14 @@ class ChoicePipeline:
         self._ending = token, score[0] if score else None
         yield from self._end(token, truncated=False)
 
+    def _looped(self, loop: AnswerLoop) -> Iterator[ScoredPiece]:
+        """The answer repeats itself and ends here. It was cut, so that a call may be incomplete."""
+        if self._parser is not None:
+            yield from self._cut(self._parser.finish(True))
+        yield from self._rest()
+        if not self.done:
+            yield self._finish("stop", None, loop)
+
     def _read(self, text: str) -> Iterator[ScoredPiece]:
         if self._parser is None:
             yield from self._cut([Content(text)] if text else [])
@@ -107,21 +122,26 @@ class ChoicePipeline:
                 # In some families what ends the answer is also what ends a call.
                 pieces = self._parser.feed(self._detokenizer.feed(ending))
             yield from self._cut(pieces + self._parser.finish(truncated))
+        yield from self._rest()
         if self.done:
             return
-        for matcher, kind in ((self._reasoning, Reasoning), (self._content, Content)):
-            rest = matcher.finish()
-            if rest.text:
-                yield self._scored(kind(rest.text))
-            if rest.matched is not None:
-                yield self._finish("stop", rest.matched)
-                return
         if truncated:
             yield self._finish("length", None)
             return
         if ending is not None and (text := self._shown(ending)):
             yield self._scored(Reasoning(text) if thinking else Content(text))
         yield self._finish("stop", ending if ending in self._wanted_stops else None)
+
+    def _rest(self) -> Iterator[ScoredPiece]:
+        """What was held back for a stop string, now that no more text comes."""
+        for matcher, kind in ((self._reasoning, Reasoning), (self._content, Content)):
+            if self.done:
+                return
+            rest = matcher.finish()
+            if rest.text:
+                yield self._scored(kind(rest.text))
+            if rest.matched is not None:
+                yield self._finish("stop", rest.matched)
 
     def _shown(self, ending: int) -> str:
         """The text of a token that ended the answer, where the request wants its stops left in."""
@@ -155,13 +175,19 @@ class ChoicePipeline:
                     return
             yield self._scored(piece)
 
-    def _finish(self, reason: Literal["stop", "length"], matched: str | int | None) -> ScoredPiece:
+    def _finish(
+        self,
+        reason: Literal["stop", "length"],
+        matched: str | int | None,
+        loop: AnswerLoop | None = None,
+    ) -> ScoredPiece:
         self.done = True
         token, score = self._ending or (None, None)
         if token is not None:
             self._generated.append(token)
-        called = reason == "stop" and matched is None and self._called
-        return self._scored(TextFinish("tool_calls" if called else reason, matched, token, score))
+        called = reason == "stop" and matched is None and loop is None and self._called
+        finish = TextFinish("tool_calls" if called else reason, matched, token, score, loop)
+        return self._scored(finish)
 
     def _scored(self, piece: Piece | TextFinish) -> ScoredPiece:
         logprobs, self._logprobs = self._logprobs, []

@@ -6,11 +6,13 @@ that does not end, or asks for more memory than there is, costs the request that
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -21,16 +23,19 @@ from millrace.frames import WorkerEnd
 from millrace.text.template_renderer import LEAST_OUTPUT, OUTPUT_PER_INPUT, LocalRenderer, short
 from millrace.worker_pool import TaskSize, WorkerDied, WorkerPool
 
+try:
+    import resource
+except ImportError:  # not every Python has it; then the deadline alone holds
+    resource = None  # type: ignore[assignment]
+
 log = logging.getLogger("millrace.text")
 
 DEADLINE = 10.0
 """Seconds that one rendering may take. Templates take milliseconds for texts of this size."""
 _IDLE = 600.0
 """Seconds without a task after which the process ends."""
-_MOST = 1 << 28
-"""Characters that a template may write for a large prompt."""
 _MEMORY = 1 << 30
-"""Bytes of address space of the process, where the system keeps such a limit."""
+"""Bytes of address space that templates may take, where the system keeps such a limit."""
 
 
 class TemplateTask(msgspec.Struct):
@@ -111,6 +116,12 @@ class TemplateProcess:
             data = _encoder.encode(task)
         except RecursionError:
             raise BadRequest("The messages are nested too deeply.", param="messages") from None
+        except UnicodeEncodeError:
+            where = "model's chat template" if _is_no_text(task.source) else "messages"
+            raise BadRequest(
+                f"The {where} cannot be written as UTF-8: half of a surrogate pair stands alone.",
+                param="messages",
+            ) from None
         except (TypeError, ValueError) as error:
             raise _NotJson from error
         try:
@@ -132,26 +143,94 @@ class TemplateProcess:
 
 
 class DeadlineRenderer(LocalRenderer):
-    """Renders in the main thread of a process that has other work too; an alarm ends what is too long.
+    """Renders in the main thread of a process that has other work too, within the limits of a process that
+    has not: an alarm ends what is too long, and memory is limited as long as a template runs.
 
     An alarm interrupts Python code only: the caller of the process has a deadline of its own.
     """
 
-    def render(self, source: str, values: Mapping[str, Any], most: int | None = None) -> str:
-        def expire(*_: object) -> None:
-            raise TemplateTimeout(DEADLINE)
+    def variables(self, source: str) -> frozenset[str]:
+        with _limits():
+            return super().variables(source)
 
+    def needs_tools(self, source: str, values: Mapping[str, Any]) -> bool:
+        with _limits():
+            return super().needs_tools(source, values)
+
+    def render(self, source: str, values: Mapping[str, Any], most: int | None = None) -> str:
+        most = most or LEAST_OUTPUT + OUTPUT_PER_INPUT * len(_encoder.encode(values))
+        with _limits():
+            return super().render(source, values, most)
+
+
+@contextlib.contextmanager
+def _limits() -> Iterator[None]:
+    """What one rendering may take; for the main thread."""
+
+    def expire(*_: object) -> None:
+        raise TemplateTimeout(DEADLINE)
+
+    with _memory_limit(_MEMORY):
         before = signal.signal(signal.SIGALRM, expire)
         signal.setitimer(signal.ITIMER_REAL, DEADLINE)
         try:
-            return super().render(source, values, most or _MOST)
+            yield
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
 
 
+def _address_space() -> int | None:
+    """Bytes of address space that this process has, where the system reports it in a file."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        return pages * os.sysconf("SC_PAGESIZE")
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+@contextlib.contextmanager
+def _memory_limit(more: int) -> Iterator[None]:
+    """Limits the address space of this process to this many bytes more than it has, where the system keeps
+    such a limit."""
+    has = _address_space()
+    if resource is None or has is None:
+        yield
+        return
+    before = _set_memory_limit(has + more)
+    try:
+        yield
+    finally:
+        if before is not None:
+            with contextlib.suppress(OSError, ValueError):
+                resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def _set_memory_limit(size: int) -> tuple[int, int] | None:
+    """The limits before, if they were higher and were changed."""
+    if resource is None:
+        return None
+    try:
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+        if all(limit == resource.RLIM_INFINITY or limit > size for limit in (soft, hard)):
+            resource.setrlimit(resource.RLIMIT_AS, (size, hard))
+            return soft, hard
+    except (OSError, ValueError):
+        pass  # not every system keeps such a limit; the deadline holds anyway
+    return None
+
+
 class _NotJson(Exception):
     """The values cannot be sent to another process."""
+
+
+def _is_no_text(source: str) -> bool:
+    """Whether it cannot be encoded."""
+    try:
+        source.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def reply_to(task: TemplateTask, renderer: LocalRenderer) -> TemplateReply:
@@ -172,26 +251,15 @@ def reply_to(task: TemplateTask, renderer: LocalRenderer) -> TemplateReply:
         return TemplateReply(text=reason, error="BadRequest")
 
 
-def _confine() -> None:
-    try:
-        import resource
-
-        _, hard = resource.getrlimit(resource.RLIMIT_AS)
-        if hard == resource.RLIM_INFINITY or hard > _MEMORY:
-            resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, hard))
-    except (ImportError, OSError, ValueError):
-        pass  # not every system keeps such a limit; the deadline holds anyway
-
-
 def main() -> None:
     end = WorkerEnd(nicer=0)
-    _confine()
+    _set_memory_limit(_MEMORY)
     renderer = LocalRenderer()
     for data in end.tasks(_IDLE):
         reply = reply_to(_task_decoder.decode(data), renderer)
         try:
             sent = _encoder.encode(reply)
-        except (UnicodeEncodeError, ValueError) as error:  # half a surrogate pair, say
+        except (UnicodeEncodeError, ValueError) as error:  # an error's text may be anything
             sent = _encoder.encode(TemplateReply(text=str(error), error="BadRequest"))
         end.reply(sent)
     os._exit(0)

@@ -21,7 +21,7 @@ from jinja2.nodes import CallBlock, Node
 from jinja2.parser import Parser
 from jinja2.sandbox import SandboxedEnvironment
 
-from millrace.errors import BadRequest, ModelError
+from millrace.errors import BadRequest, ModelError, TemplateTimeout
 
 OUTPUT_PER_INPUT, LEAST_OUTPUT = 8, 1 << 20
 """Characters that a template may write: some repeat the tools, none repeats everything eight times."""
@@ -74,9 +74,11 @@ class LocalRenderer:
 
     def needs_tools(self, source: str, values: Mapping[str, Any]) -> bool:
         try:
-            self._compiled(source).render({**values, "tools": None})
+            _bounded(self._compiled(source), {**values, "tools": None}, LEAST_OUTPUT)
         except TypeError:
             return True
+        except TemplateTimeout:
+            raise
         except Exception:  # other demands of the template show when it is rendered
             pass
         return False
@@ -93,9 +95,14 @@ class LocalRenderer:
         # Some templates append to lists, so they may change what they are given.
         values = copy.deepcopy(dict(values))
         try:
-            if most is None:
-                return compiled.render(values)
-            return _bounded(compiled, values, most)
+            text = compiled.render(values) if most is None else _bounded(compiled, values, most)
+            text.encode()
+            return text
+        except UnicodeEncodeError as error:
+            raise BadRequest(
+                "The model's chat template wrote half of a character that has two.",
+                param="messages",
+            ) from error
         except jinja2.TemplateError as error:
             raise BadRequest(
                 f"The model's chat template refused the messages: {short(error)}",

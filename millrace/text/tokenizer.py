@@ -160,4 +160,5 @@ def _load(folder: Path) -> _Fast:
     except ModelError:
         raise
     except Exception as error:  # the libraries raise bare Exceptions for malformed files
-        raise ModelError(f"The tokenizer in {folder} cannot be read: {error}") from error
+        why = "there is not enough memory" if isinstance(error, MemoryError) else error
+        raise ModelError(f"The tokenizer in {folder} cannot be read: {why}") from error

@@ -74,6 +74,28 @@ def test_each_route_wants_the_role_of_the_table(
         assert _ask(app, method, real, "sk-admin").status_code not in (401, 403)
 
 
+def _variants(path: str) -> Iterator[str]:
+    """Other spellings of a path, some of which a router may take for the same."""
+    yield from (f"{path}/", f"{path}//", f"/{path}", f"/v1{path}", f"/.{path}", f"/v1/..{path}")
+    yield from (path.removeprefix("/v1"), path.upper(), f"{path}?x=1", f"{path};x")
+    yield from (f"{path}%2f", f"{path}%00", f"{path[:-1]}%{ord(path[-1]):02x}")
+
+
+@pytest.mark.parametrize(("method", "path"), [(m, p) for m, p, a in CASES if a == "admin"])
+def test_no_spelling_of_an_administrators_route_is_open_to_others(
+    app: FastAPI, method: str, path: str
+) -> None:
+    real = path.replace("{name:path}", "m").replace("{", "").replace("}", "")
+    for spelled in _variants(real):
+        for key in (None, "wrong"):
+            assert _ask(app, method, f"http://mill{spelled}", key).status_code == 401, spelled
+        answer = _ask(app, method, f"http://mill{spelled}", "sk-use")
+        while answer.status_code == 307:
+            assert answer.headers["location"].startswith(f"http://mill{real}")
+            answer = _ask(app, method, answer.headers["location"], "sk-use")
+        assert answer.status_code in (403, 404, 405), (spelled, answer.text)
+
+
 def test_a_route_that_is_not_in_the_table_is_for_administrators() -> None:
     app = _app(USE, ADMIN)
 

@@ -139,3 +139,64 @@ def test_a_request_of_several_answers_counts_as_several(
             assert ask(prompt=["a", "b", "c", "d"]) == 429
         assert ask(n=3) == 200
         assert ask(prompt=["a", "b", "c"]) == 200
+
+
+def test_a_caller_that_fills_the_queue_refuses_nobody_else(
+    start: Callable[..., Server], tmp_path: Path, default_model: Path
+) -> None:
+    model = tiny_folder.make(tmp_path / "tiny", default_model)
+    keys = ("--api-key", "one", "--api-key", "two")
+    server = start(str(model), *keys, "--max-running", "2", "--max-queue", "4").wait_ready()
+    server.http.headers["authorization"] = "Bearer one"
+
+    async def ask(client: httpx.AsyncClient, key: str) -> int:
+        header = {"authorization": f"Bearer {key}"}
+        answer = await client.post("/v1/completions", json=BODY, headers=header)
+        return answer.status_code
+
+    async def scene() -> None:
+        async with (
+            httpx.AsyncClient(base_url=server.url, timeout=PATIENCE) as client,
+            asyncio.TaskGroup() as group,
+        ):
+            with held(server.engine):
+                first = [group.create_task(ask(client, "one")) for _ in range(7)]
+                while not any(t.done() for t in first):
+                    await asyncio.sleep(0.01)
+                second = [group.create_task(ask(client, "two")) for _ in range(4)]
+                while not any(t.done() for t in second):
+                    await asyncio.sleep(0.01)
+        assert sorted(t.result() for t in first) == [200] * 6 + [429]
+        assert sorted(t.result() for t in second) == [200] * 3 + [429]
+
+    asyncio.run(asyncio.wait_for(scene(), PATIENCE))
+
+
+def test_a_callers_flood_does_not_keep_a_neighbour_waiting(
+    start: Callable[..., Server], tmp_path: Path, default_model: Path
+) -> None:
+    model = tiny_folder.make(tmp_path / "tiny", default_model)
+    keys = ("--api-key", "one", "--api-key", "two")
+    server = start(str(model), *keys, "--max-running", "2", "--max-queue", "64").wait_ready()
+    ended: list[str] = []
+
+    async def ask(client: httpx.AsyncClient, key: str, tokens: int, priority: int) -> None:
+        body = BODY | {"max_tokens": tokens, "priority": priority}
+        header = {"authorization": f"Bearer {key}"}
+        answer = await client.post("/v1/completions", json=body, headers=header)
+        assert answer.status_code == 200
+        ended.append(key)
+
+    async def scene() -> None:
+        async with (
+            httpx.AsyncClient(base_url=server.url, timeout=PATIENCE) as client,
+            asyncio.TaskGroup() as group,
+        ):
+            for _ in range(16):
+                group.create_task(ask(client, "one", 600, 1000))
+            while not ended:
+                await asyncio.sleep(0.01)
+            await ask(client, "two", 10, 0)
+
+    asyncio.run(asyncio.wait_for(scene(), PATIENCE))
+    assert ended.index("two") < 10

@@ -170,7 +170,7 @@ def test_two_servers_on_one_folder(start: Start, left: Left, copy: Path) -> None
     length = left.answer["usage"]["prompt_tokens"]
     assert report(first)["disk"]["tokens_saved"] == length - 1
     reported = report(second)["disk"]
-    assert reported["tokens_saved"] == 0 and "Another server" in reported["error"]
+    assert reported["tokens_saved"] == 0 and "belongs to the server at port" in reported["error"]
     assert (_warnings(first), _warnings(second)) == (0, 1)
     # It has a cache in memory all the same.
     assert cached(complete(second, PROMPT)) == length - 1

@@ -176,7 +176,9 @@ def test_what_many_share_is_held_once(tiny: Server) -> None:
     with ThreadPoolExecutor(32) as pool:
         answers = list(pool.map(lambda i: complete(tiny, f"{head} {i} {i}", 1), range(32)))
     assert all(cached(a) >= 2000 for a in answers)
-    assert held < report(tiny)["memory"]["bytes"] <= 1.1 * held
+    # What is each one's own lies in a page of its own.
+    page = 32 * held / one["usage"]["prompt_tokens"]
+    assert held < report(tiny)["memory"]["bytes"] <= 1.02 * held + 32 * page
 
 
 def test_the_report_and_the_metrics(tiny: Server) -> None:

@@ -237,3 +237,31 @@ def test_errors_name_the_prompt(full: Server, prompt: Any) -> None:
     error = response.json()["error"]
     assert response.status_code == 400
     assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+
+
+CONTINUOUS = {"include_usage": True, "continuous_usage_stats": True}
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_usage_comes_with_every_chunk_where_it_is_asked_for(full: Server, path: str) -> None:
+    asked: dict[str, Any] = {"prompt": ["Once", "Twice upon a time"], "n": 2}
+    if "chat" in path:
+        asked = {"messages": [{"role": "user", "content": "hi"}], "n": 2}
+    body = {k: v for k, v in BODY.items() if k != "prompt"} | asked | {"stream": True}
+    response = full.post(path, body | {"stream_options": CONTINUOUS})
+    lines = [x.removeprefix("data: ") for x in response.text.splitlines() if x.startswith("data: ")]
+    assert lines.pop() == "[DONE]"
+    *chunks, last = [json.loads(line) for line in lines]
+    assert last["choices"] == []
+    usages: dict[int, list[dict[str, Any]]] = {}
+    for chunk in chunks:
+        usages.setdefault(chunk["choices"][0]["index"] // 2, []).append(chunk["usage"])
+    for usage in usages.values():
+        made = [u["completion_tokens"] for u in usage]
+        assert made == sorted(made) and made[-1] == 10, "two choices of five tokens"
+        assert len({u["prompt_tokens"] for u in usage}) == 1
+        assert usage[-1]["total_tokens"] == usage[-1]["prompt_tokens"] + 10
+    assert sum(u[-1]["total_tokens"] for u in usages.values()) == last["usage"]["total_tokens"]
+    refused = full.post(path, body | {"stream_options": {"continuous_usage_stats": True}})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "stream_options.continuous_usage_stats"

@@ -63,6 +63,9 @@ def test_a_request_has_the_last_word(tiny: Server) -> None:
     assert (response.json()["temperature"], response.json()["top_p"]) == (0.0, 0.5)
     told = tiny.http.get("/get_model_info").json()["preferred_sampling_params"]
     assert told == {"temperature": 0.0, "top_p": 0.9, "top_k": 7}
+    (card,) = tiny.http.get("/v1/models").json()["data"]
+    neutral = {"min_p": 0.0, "repetition_penalty": 1.0}
+    assert card["default_sampling_params"] == told | neutral | {"max_tokens": 5}
     free = {"options": {"num_predict": -1, "stop": ["never"]}, "prompt": "Once", "stream": False}
     assert tiny.post("/api/generate", free).json()["eval_count"] > 5
 

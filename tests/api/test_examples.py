@@ -27,8 +27,8 @@ ONLY_WHERE_THERE_IS_ONE = {
     "/v1/load_lora_adapter": "an adapter",
     "/v1/unload_lora_adapter": "an adapter",
 }
-NOT_DONE_HERE = {"/api/push", "/api/copy", "/api/create", "/api/blobs/{digest}"}
-"""Ollama's, which are answered with a 501."""
+NOT_DONE_HERE = {"/api/push", "/api/copy", "/api/create", "/api/blobs/{digest}", "/v1/hub/search"}
+"""Ollama's, which are answered with a 501; and what a server with --only refuses."""
 
 
 class Example(NamedTuple):

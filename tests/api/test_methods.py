@@ -118,7 +118,7 @@ def test_a_post_is_refused_to_a_foreign_page_without_an_origin_too(
 
 READING = {
     "/", "/health", "/metrics", "/docs", "/openapi.json", "/web/{version}/{name}",
-    "/v1/models", "/v1/models/{name:path}", "/v1/library", "/v1/cache", "/v1/key",
+    "/v1/models", "/v1/models/{name:path}", "/v1/library", "/v1/hub/search", "/v1/cache", "/v1/key",
     "/v1/status", "/v1/status/stream", "/v1/logs/stream", "/v1/requests",
     "/v1/responses/{id}", "/v1/responses/{id}/input_items",
     "/v1/conversations/{id}", "/v1/conversations/{id}/items", "/v1/conversations/{id}/items/{item}",

@@ -170,7 +170,23 @@ def test_text_logs_carry_the_request_id_too(server: Server) -> None:
     server.post("/v1/completions", SHORT, headers={"x-request-id": "logged-2"})
     assert until(lambda: "logged-2" in server.log())
     (line,) = [x for x in server.log().splitlines() if "logged-2" in x]
-    assert "id=logged-2" in line and "outcome=ok" in line
+    assert line.endswith(" id=logged-2") and " info request ended outcome=ok " in line
+
+
+def test_text_logs_are_short_and_end_with_a_short_id(server: Server) -> None:
+    long = "x-" * 50 + "0123abcd"
+    made = server.post(
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "hi"}]} | {"max_tokens": 2},
+    ).json()["id"]
+    server.post("/v1/completions", SHORT, headers={"x-request-id": long})
+    refused = {"x-request-id": "refused-because-of-its-model-7"}
+    server.post("/v1/completions", SHORT | {"model": "m" * 500}, headers=refused)
+    ends = [f" id=…{id[-8:]}" for id in (made, long, refused["x-request-id"])]
+    assert until(lambda: all(end in server.log() for end in ends))
+    found = [x for x in server.log().splitlines() if x.endswith(tuple(ends))]
+    assert len(found) == 3 and max(map(len, found)) <= 200, found
+    assert " info request refused status=404 reason=" in found[2]
 
 
 def _stop_and_read(server: Server) -> list[str]:

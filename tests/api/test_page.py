@@ -13,7 +13,7 @@ from millrace.api.app import create_app
 from millrace.api.context import Context
 from millrace.api.web import pages
 from millrace.config import ApiKey, EngineConfig, ServeConfig
-from millrace.models import suggestions
+from millrace.models import blas, suggestions
 from millrace.serving.catalogue import Catalogue
 from millrace.serving.metrics import Metrics
 from millrace.serving.opening import Opening, Workplace
@@ -126,18 +126,30 @@ def test_its_scripts_make_no_markup_and_run_no_text() -> None:
 def test_the_library_tells_the_room_and_what_would_fit(
     app: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(suggestions, "mlx_backend", lambda: "metal")
+    monkeypatch.setattr(blas, "mlx_backend", lambda: "metal")
     told = _get(app, "/v1/library", authorization="Bearer sk-page").json()
     assert (told["limit_bytes"], told["reserved_bytes"], told["models"]) == (16 * 10**9, 0, [])
-    fits = {s["name"]: s["fits"] for s in told["suggested"]}
-    assert fits["Qwen3.5-9B"] and not fits["gpt-oss-120b"]
+    assert told["builtin"] is False
+    shown = {s["name"]: s for s in told["suggested"]}
+    nine = shown["qwen3.5-9b"]
+    assert nine["fits"] and not shown["gpt-oss-120b"]["fits"]
+    assert nine["source"] == "mlx-community/Qwen3.5-9B-MLX-4bit" and nine["bits"] == 4
+    assert nine["uses"] == ["chat", "tools"] and nine["installed"] is False
+    assert nine["fit_reason"] == "Needs about 8.6 GB of the 16.0 GB that models may use here."
+    assert "more than the 16.0 GB" in shown["gpt-oss-120b"]["fit_reason"]
+    assert shown["qwen3-8b-8bit"]["bits"] == 8
+    assert [s["name"] for s in told["suggested"] if s["recommended"]] == ["gpt-oss-20b"]
+    assert told["recommended"] == {
+        "name": "gpt-oss-20b",
+        "source": "mlx-community/gpt-oss-20b-MXFP4-Q8",
+        "bytes": 12_100_000_000,
+        "command": "millrace serve gpt-oss-20b",
+    }
 
 
-def test_the_largest_that_fits_is_suggested_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suggestions, "mlx_backend", lambda: "cpu")
-    assert suggestions.fitting(16 * 10**9)[0].name == "LFM2.5-2.6B"
-    monkeypatch.setattr(suggestions, "mlx_backend", lambda: "metal")
+def test_the_best_that_fits_is_suggested_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blas, "mlx_backend", lambda: "metal")
     found = suggestions.fitting(16 * 10**9)
     assert found[0].name == "gpt-oss-20b"
-    assert [s.bytes for s in found] == sorted((s.bytes for s in found), reverse=True)
+    assert [s.quality for s in found] == sorted((s.quality for s in found), reverse=True)
     assert suggestions.fitting(0) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -65,6 +66,27 @@ def test_what_cannot_fit_is_shortened_where_that_is_asked_for(
     assert newest["data"][1]["content"][0]["text"] == "And now?", "it was added"
 
 
+def test_a_template_that_leaves_turns_out_is_no_reason_to_refuse(
+    tmp_path: Path, default_model: Path
+) -> None:
+    folder = tiny_folder.make(tmp_path / "tiny", default_model)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config["chat_template"] = "{% for m in messages[-2:] %}{{ m.content }}\n{% endfor %}"
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    file = tmp_path / "store.sqlite"
+    huge_store.fill(file, HUGE, 2 * WINDOW)
+    server = Server(str(folder), "--store", str(file)).wait_ready()
+    try:
+        answer = ask(server, conversation=HUGE)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["usage"]["input_tokens"] < 30
+        long = "word " * 2 * WINDOW
+        refused = server.post("/v1/responses", SHORT | {"input": long, "conversation": HUGE})
+        assert refused.json()["error"]["code"] == "context_length_exceeded"
+    finally:
+        server.stop()
+
+
 def test_compaction_reads_no_more_than_may_fit(server: Server) -> None:
     short = server.post("/v1/responses/compact", {"model": "tiny", "conversation": HUGE})
     assert short.status_code == 200, short.text
@@ -88,7 +110,9 @@ class _Scene:
 
         monkeypatch.setattr(reader, "decode", decode)
         tokenizer = SimpleNamespace(fewest_of_ascii=lambda n: n // 20)
-        self.room = Room(cast(ServedModel, SimpleNamespace(window=1000, tokenizer=tokenizer)))
+        dialect = SimpleNamespace(keeps_turns=True)
+        model = SimpleNamespace(window=1000, tokenizer=tokenizer, dialect=dialect)
+        self.room = Room(cast(ServedModel, model))
 
     def before(self, conversation: str, *, shorten: bool) -> list[dict[str, Any]]:
         self.decoded = 0

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from starlette.requests import Request
 
+from millrace.api.body_budget import BodyBudget
 from millrace.api.responses import conversations, jobs, stored
 from millrace.api.responses.jobs import BackgroundJob, Jobs
 from millrace.api.responses.plan import ResponsePlan
@@ -24,7 +25,8 @@ from millrace.serving.running import Running
 
 def _asked(store: Store, body: object = None, query: bytes = b"") -> Request:
     config = SimpleNamespace(max_body=1 << 20, keep_alive=5.0)
-    context = SimpleNamespace(store=store, config=config, jobs=Jobs())
+    bodies = BodyBudget(1 << 20, 1 << 20)
+    context = SimpleNamespace(store=store, config=config, jobs=Jobs(), bodies=bodies)
     scope = {
         "type": "http",
         "method": "POST",

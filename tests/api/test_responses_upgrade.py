@@ -69,7 +69,7 @@ def test_a_file_of_version_1_is_upgraded_with_all_that_it_holds(tmp_path: Path) 
 
     async def scene() -> None:
         store = Store(path)
-        assert _version(path) == tables.VERSION == 2
+        assert _version(path) == tables.VERSION == 3
         assert items_left(path, "orphan") == 0, "items without an owner are deleted"
         found = await store.response("resp_b")
         assert [i["id"] for i in found["output"]] == ["output_resp_b"]
@@ -92,7 +92,7 @@ def test_a_file_of_version_1_is_upgraded_with_all_that_it_holds(tmp_path: Path) 
 
     asyncio.run(scene())
     Store(path).close()
-    assert _version(path) == 2
+    assert _version(path) == 3
 
 
 def test_an_upgrade_that_fails_leaves_the_file_as_it_was(
@@ -100,7 +100,7 @@ def test_an_upgrade_that_fails_leaves_the_file_as_it_was(
 ) -> None:
     path = tmp_path / "store.sqlite"
     _old(path)
-    broken = (tables._STEPS[0], tables._STEPS[1] + "CREATE INDEX broken ON nothing (id);")
+    broken = (tables._STEPS[0], tables._STEPS[1] + "CREATE INDEX broken ON nothing (id);", "")
     with monkeypatch.context() as patch:
         patch.setattr(tables, "_STEPS", broken)
         with pytest.raises(sqlite3.OperationalError):
@@ -110,4 +110,4 @@ def test_an_upgrade_that_fails_leaves_the_file_as_it_was(
         (columns,) = sql.execute("SELECT COUNT(*) FROM pragma_table_info('items')").fetchone()
     assert columns == 5
     Store(path).close()
-    assert _version(path) == 2
+    assert _version(path) == 3

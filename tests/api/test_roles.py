@@ -81,6 +81,7 @@ REFUSED = [
     ("DELETE", "/api/delete", {"model": "served"}),
     ("DELETE", "/api/delete", {"model": "spare"}),
     ("POST", "/api/pull", {"model": "org/name"}),
+    ("GET", "/v1/hub/search?q=qwen", None),
     ("POST", "/api/create", {"model": "mine", "from": "served"}),
     ("POST", "/api/copy", {"source": "served", "destination": "mine"}),
     ("POST", "/api/push", {"model": "served"}),
@@ -126,7 +127,9 @@ def test_a_key_is_told_its_role(served: Server) -> None:
     assert (ann["required"], ann["role"], ann["name"]) == (True, "use", "ann")
     assert all(word in ann["reason"] for word in GRANT)
     root = _ask(served, "sk-root", "GET", "/v1/key").json()
+    limits = root.pop("limits")
     assert root == {"required": True, "role": "admin", "name": "root", "reason": None}
+    assert set(limits.values()) == {None}
 
 
 def _seen(server: Server, key: str) -> list[set[str]]:

@@ -28,10 +28,10 @@ RULES = [
     Rule("look", call("look", at="sky")),
     Rule("", "Hello there, friend."),
 ]
-OURS = {"matched_stop", "reasoning_content", "prompt_logprobs"}
+OURS = {"matched_stop", "reasoning_content", "prompt_logprobs", "store"}
 """Fields of answers that the SDKs' types do not know."""
-CARD = {"context_window", "max_model_len", "alias_of", "state", "pinned", "memory_bytes"}
-CARD |= {"input_modalities", "output_modalities"}
+CARD = {"context_window", "max_model_len", "alias_of", "state", "pinned", "memory"}
+CARD |= {"input_modalities", "output_modalities", "default_sampling_params"}
 TOOL = {"type": "function", "function": LOOK}
 FLAT = {"type": "function", **LOOK}
 CUSTOM = {"type": "custom", "name": "edit", "description": "Edits."}

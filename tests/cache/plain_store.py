@@ -50,6 +50,8 @@ SHAPES: dict[str, tuple[Layers, StateSizes]] = {
     "recurrent": (Layers(True), StateSizes(0, 70)),
     "hybrid": (Layers(True), StateSizes(100, 70)),
     "window": (Layers(True, 6), StateSizes(100, 0, (Window(10, 6),))),
+    "pages": (Layers(False), StateSizes(100, page=4)),
+    "pages beside states": (Layers(True), StateSizes(100, 70, page=4)),
 }
 JOB = Source("job", 1)
 
@@ -74,6 +76,8 @@ class OnDisk:
 class PlainStore:
     sizes: StateSizes
     segments: dict[int, list[State]] = field(default_factory=dict)
+    own: dict[int, bool] = field(default_factory=dict)
+    """Whether the page in which a segment begins is not the one in which the one before it ends."""
     checkpoints: dict[int, State] = field(default_factory=dict)
     disk: dict[int, OnDisk] = field(default_factory=dict)
     reads: dict[int, tuple[NodeWant, ...]] = field(default_factory=dict)
@@ -85,7 +89,11 @@ class PlainStore:
 
     @property
     def nbytes(self) -> int:
-        runs = sum(self.sizes.segment(len(s)) for s in self.segments.values())
+        runs = 0
+        for node, run in self.segments.items():
+            if run:
+                end = len(run[-1][1])
+                runs += self.sizes.segment(end - len(run), end, own=self.own.get(node, True))
         return runs + sum(self.sizes.checkpoint(len(c[1])) for c in self.checkpoints.values())
 
     def execute(
@@ -103,6 +111,7 @@ class PlainStore:
             case Keep(node=node, start=start, end=end):
                 assert node not in self.segments and start < end <= len(tokens)
                 self.segments[node] = states(salt, tokens, start, end)
+                self.own[node] = True
             case KeepState(node=node):
                 assert node not in self.checkpoints
                 self.checkpoints[node] = (salt, tuple(tokens))
@@ -110,10 +119,14 @@ class PlainStore:
                 whole = self.segments[node]
                 assert 0 < at < len(whole) and upper not in self.segments
                 self.segments[upper], self.segments[node] = whole[:at], whole[at:]
+                self.own[upper], self.own[node] = self.own.get(node, True), False
             case Merge(upper=upper, lower=lower, into=into):
                 assert upper not in self.checkpoints and into not in self.segments
                 assert upper not in self.disk and lower not in self.disk and into not in self.disk
+                first, middle = (len(self.segments[n][0][1]) - 1 for n in (upper, lower))
                 self.segments[into] = self.segments.pop(upper) + self.segments.pop(lower)
+                own = [self.own.get(n, True) for n in (upper, lower)]
+                self.own[into] = self.sizes.joined_own(first, middle, upper=own[0], lower=own[1])
                 if lower in self.checkpoints:
                     self.checkpoints[into] = self.checkpoints.pop(lower)
             case Evict(node=node):
@@ -129,7 +142,11 @@ class PlainStore:
                 run, end = self.arrived[ticket][node]
                 if segment:
                     assert run is not None and node not in self.segments
+                    begin = len(run[0][1]) - 1
+                    assert begin == operation.start
+                    assert not begin or operation.parent in self.segments
                     self.segments[node] = run
+                    self.own[node] = True
                 if checkpoint:
                     assert end is not None and node not in self.checkpoints
                     self.checkpoints[node] = end
@@ -172,7 +189,7 @@ class PlainStore:
         self.disk[write.node] = OnDisk(
             write.parent, write.salt, list(write.tokens), segment, checkpoint
         )
-        self.written += self.sizes.segment(len(write.tokens))
+        self.written += self.sizes.per_token * len(write.tokens)
         self.events.append(StoredOnDisk(write.node, write.checkpoint))
 
     def _split(self, node: int, at: int, upper: int) -> None:
@@ -274,6 +291,11 @@ class Whole:
             out: list[Operation] = []
             self.index.observe(out, event, self.now)
             self.store.execute(out)
+
+    def lend(self, nbytes: int) -> None:
+        out: list[Operation] = []
+        self.index.lend(out, nbytes, self.now)
+        self.store.execute(out)
 
     def tick(self, idle: bool) -> float | None:
         out: list[Operation] = []

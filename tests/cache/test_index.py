@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.cache import merging
-from millrace.cache.observations import FoundOnDisk
-from millrace.cache.operations import Operation
+from millrace.cache.observations import FoundOnDisk, ReadFromDisk
+from millrace.cache.operations import ForgetDisk, Operation
 
 SALTS = st.sampled_from(["", "a"])
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=8)
 MOST_TOKENS = 20
 PLENTY = 1 << 30
+FLOOR = 1500
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -123,6 +124,7 @@ def _best(whole: Whole, salt: str, tokens: list[int], known: set[State], marks: 
             read=(3, st.tuples(st.integers(0, 4), st.integers(0, 4))),
             tick=(3, st.tuples(st.floats(0, 20), st.booleans())),
             forget=(1, st.integers(0, 100)),
+            lend=(2, st.integers(0, 4000)),
             restart=(1, st.none()),
         ),
         min_size=40,
@@ -161,10 +163,57 @@ def test_whatever_comes_and_goes_what_is_found_is_right(
                     nodes = sorted(whole.store.disk)
                     whole.store.drop(nodes[what % len(nodes)])
                     whole.hear()
+            case "lend":
+                whole.lend(what)
             case "restart":
                 whole = _restarted(whole, shape, memory)
                 tickets.clear()
         whole.check()
+
+
+@pytest.mark.parametrize("shape", ["cuttable", "recurrent", "pages"])
+def test_a_run_below_one_that_could_not_be_read_is_written_again(shape: str) -> None:
+    """All below it leaves the disk with it: a report of that must not be taken for the new copy's."""
+    whole = Whole(shape, 1 << 16, PLENTY)
+    first, second = [0] * 9, [0] * 9 + [1] * 9
+    whole.keep("", first)
+    whole.keep("", second, owner=2)
+    whole.tick(idle=True)
+    whole.now += 60
+    whole.tick(idle=True)
+    whole.hear()
+    stored = {n.id for n in whole.index.nodes if n.stored}
+    assert len(stored) > 1
+    top = min(
+        stored, key=lambda id: len(whole.store.disk[id].tokens) + 99 * whole.store.disk[id].parent
+    )
+    out: list[Operation] = []
+    whole.index.observe(out, ReadFromDisk(0, (), (top,)), whole.now)
+    gone = [set(o.nodes) for o in out if isinstance(o, ForgetDisk)]
+    assert gone == [stored]
+
+
+@pytest.mark.parametrize("shape", sorted(SHAPES))
+def test_what_is_lent_is_used_and_given_back_at_once(shape: str) -> None:
+    whole = Whole(shape, FLOOR)
+    prompts = [[n, *range(9)] for n in range(3, 40)]
+    for prompt in prompts:
+        whole.now += 1
+        whole.keep("", prompt)
+    assert whole.index.nbytes <= FLOOR
+    whole.lend(PLENTY)
+    for prompt in prompts:
+        whole.now += 1
+        whole.keep("", prompt)
+    assert whole.index.nbytes > 3000
+    assert all(whole.restore("", [*prompt, 0]) for prompt in prompts)
+    assert whole.index.report("x").memory.budget == FLOOR + PLENTY
+    whole.lend(500)
+    whole.check()
+    assert 0 < whole.index.nbytes <= FLOOR + 500
+    whole.lend(0)
+    whole.check()
+    assert 0 < whole.index.nbytes <= FLOOR
 
 
 def _read(

@@ -133,7 +133,9 @@ def test_a_shared_prefix_is_held_once(llama: Any) -> None:
     assert bench.cache is not None
     one = bench.cache.nbytes
     bench.run([_ask(i, [*head, 1 + i], 1) for i in range(32)])
-    assert bench.cache.nbytes <= 1.1 * one
+    # Whoever goes on from a partly filled page has a copy of it.
+    parted = 32 * bench.cache.sizes.segment(0, 1)
+    assert bench.cache.nbytes <= 1.1 * one + parted
     assert all(bench.found[i].cached >= 499 for i in range(32))
 
 

@@ -13,18 +13,19 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from cache.disk_bench import PATIENCE, tier
+from cache.plain_segments import pairs_of
 from mlx_lm.models.cache import make_prompt_cache
 from tiny import SHAPES, VOCAB, build
 
 from millrace.cache.disk import DiskTier
 from millrace.cache.index import PrefixIndex
 from millrace.cache.operations import Keep, KeepState, Operation, Source
+from millrace.cache.segments import CopiedSegments
 from millrace.cache.state import (
-    KVSegment,
     Layout,
+    RestoredState,
     StateCheckpoint,
     checkpoint_of,
-    from_caches,
     measured_sizes,
 )
 from millrace.cache.store import SegmentStore, StateLost
@@ -50,8 +51,11 @@ class Alone:
         mx.eval(logits)
         return logits
 
-    def segment(self, start: int, end: int, pack: bool) -> KVSegment:
-        return from_caches(self._layout, self.caches, start, end, pack)
+    def pairs(self, start: int, end: int) -> list[tuple[mx.array, mx.array]]:
+        return pairs_of(self._layout, self.caches, start, end)
+
+    def pages(self, start: int, end: int) -> list[int]:
+        raise NotImplementedError
 
     def checkpoint(self) -> StateCheckpoint:
         return checkpoint_of(self._layout, self.caches)
@@ -63,7 +67,8 @@ class Real:
     ) -> None:
         self.model = model
         self.layout = Layout.of(model)
-        self.store = SegmentStore(lambda: make_prompt_cache(model), self.layout, disk, pack=pack)
+        copies = CopiedSegments(pack=pack)
+        self.store = SegmentStore(lambda: make_prompt_cache(model), self.layout, disk, copies)
         sizes = measured_sizes(model, self.layout, pack)
         budget = disk.budget if disk else None
         self.index = PrefixIndex(self.layout.needs, sizes, memory, disk_budget=budget)
@@ -72,14 +77,14 @@ class Real:
         for found in self.store.found():
             self.index.observe([], found, 0.0)
 
-    def do(self, out: list[Operation], source: Alone | None = None) -> list[Any]:
-        caches: list[Any] = []
+    def do(self, out: list[Operation], source: Alone | None = None) -> RestoredState | None:
+        state: RestoredState | None = None
         for operation in out:
             if isinstance(operation, (Keep, KeepState)) and self.loses():
                 self.store.lose(operation)
             else:
-                caches = self.store.execute(operation, source) or caches
-        return caches
+                state = self.store.execute(operation, source) or state
+        return state
 
     def run(self, prompt: list[int], rng: random.Random, pauses: list[int]) -> None:
         """Run a prompt in chunks, keeping all of it but the last token."""
@@ -122,11 +127,12 @@ class Real:
             self.hear()
         out = []
         found = self.index.restore(out, 1, "", prompt, ticket, self.now)
-        caches = self.do(out)
+        state = self.do(out)
         self.check()
         row = Alone(self.model, self.layout)
         if found:
-            row.caches = caches
+            assert state is not None
+            row.caches = state.caches
         return (found.at if found else 0), row.run(prompt[found.at if found else 0 :])
 
     def check(self) -> None:

@@ -64,7 +64,7 @@ def test_of_a_conversation_that_outgrows_its_share_the_beginning_stays() -> None
 @pytest.mark.parametrize("shape", ["hybrid", "recurrent"])
 def test_state_at_the_end_takes_the_place_of_state_on_the_way(shape: str) -> None:
     sizes = SHAPES[shape][1]
-    room = sizes.segment(400) + 8 * 400 + 5 * sizes.flat
+    room = sizes.segment(0, 400) + 8 * 400 + 5 * sizes.flat
     whole = Whole(shape, 2 * room)
     prompt = list(range(400))
     for end in range(50, 351, 50):

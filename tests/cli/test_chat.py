@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -31,11 +32,11 @@ def talked() -> SavedConversation:
 
 
 def test_payload_holds_what_was_set_and_nothing_else() -> None:
-    conversation = SavedConversation(system="Be brief.", max_tokens=5)
+    conversation = SavedConversation(system="Be brief.", top_p=0.5)
     conversation.ask("hi")
     assert conversation.payload("m") == {
         "model": "m",
-        "max_tokens": 5,
+        "top_p": 0.5,
         "messages": [
             {"role": "system", "content": "Be brief."},
             {"role": "user", "content": "hi"},
@@ -175,6 +176,24 @@ def test_ctrl_c_keeps_the_partial_answer(talk: Talk, monkeypatch: pytest.MonkeyP
     assert "stopped" in shown and "Ctrl-D leaves" in shown
 
 
+def test_the_tokens_of_a_stopped_answer_are_counted_where_the_server_reports_them(
+    talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage: dict[str, int] | None = {"prompt_tokens": 7, "completion_tokens": 1}
+
+    def stream(*_: object) -> Iterator[Event]:
+        yield msgspec.convert(chunk(content="half") | {"usage": usage}, Event)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(remote.Server, "stream", stream)
+    shown, _ = talk("Hello", "/tokens")
+    assert "7 tokens read and 1 made in this session.\n" in shown
+    usage = None
+    shown, _ = talk("Hello", "/tokens")
+    assert "0 tokens read and 0 made in this session. Answers that were stopped" in shown
+    assert "and are not counted: 1." in shown
+
+
 def test_save_and_load(talk: Talk, tmp_path: Path) -> None:
     path = tmp_path / "talk.json"
     _, first = talk("/temp 0.5", "Hello", f"/save {path}")
@@ -221,7 +240,8 @@ def test_nobody_answers() -> None:
 
 
 def test_our_own_server_that_fails_tells_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("millrace.models.resolve.resolve", lambda *_, **__: None)
+    found = SimpleNamespace(note=None)
+    monkeypatch.setattr("millrace.models.resolve.resolve", lambda *_, **__: found)
     with (
         pytest.raises(SetupError, match="no model 'not-a-model'"),
         remote.own_server("not-a-model"),
@@ -234,7 +254,7 @@ def test_the_command_in_a_pipe(fake: Fake) -> None:
         "import typer; from millrace.cli import chat; app = typer.Typer();"
         "chat.register(app); app(standalone_mode=False)"
     )
-    options = ["--url", fake.url + "/v1", "--system", "Be brief.", "--api-key", "k"]
+    options = ["chat", "--url", fake.url + "/v1", "--system", "Be brief.", "--api-key", "k"]
     done = subprocess.run(
         [sys.executable, "-c", code, *options, "--temperature", "0", "--max-tokens", "9"],
         input="Hello\n/quit\n",

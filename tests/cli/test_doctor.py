@@ -94,6 +94,13 @@ def test_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert free and free > 0
     monkeypatch.setattr(doctor, "_LOW_DISK", 1 << 62)
     assert "MILLRACE_HOME" in str(doctor.disk_free(tmp_path)[1])
+    monkeypatch.setattr(doctor, "_LOW_DISK", 0)
+    (tmp_path / "file").touch()
+    assert f"{tmp_path / 'file'} is not a folder" in str(
+        doctor.disk_free(tmp_path / "file" / "x")[1]
+    )
+    monkeypatch.setattr("os.access", lambda *_: False)
+    assert f"{tmp_path} cannot be written" in str(doctor.disk_free(tmp_path / "home")[1])
 
 
 def command(monkeypatch: pytest.MonkeyPatch, home: Path, found: DeviceProbe) -> typer.Typer:
@@ -115,10 +122,10 @@ def test_the_command_when_all_is_well(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 def test_models_that_fit_are_named_with_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("millrace.models.suggestions.mlx_backend", lambda: "metal")
+    monkeypatch.setattr("millrace.models.blas.mlx_backend", lambda: "metal")
     told = doctor._fitting(12 * 10**9)
-    assert told.startswith("Qwen3.5-9B (6.0 GB), ")
-    assert told.endswith("millrace serve mlx-community/Qwen3.5-9B-MLX-4bit")
+    assert told.startswith("qwen3.5-9b (6.0 GB), ")
+    assert told.endswith("millrace serve qwen3.5-9b")
     assert doctor._fitting(0) == "tiny ones"
 
 

@@ -19,11 +19,15 @@ import httpx
 import pytest
 from api import tiny_folder
 from cli.fake_server import Fake, playing
+from models import short_name_shapes as shapes
 
 from millrace.cli import agent_models
 from millrace.cli.agents import AGENTS, KEY, AgentName, Target
 from millrace.cli.remote import Server
 from millrace.errors import SetupError
+from millrace.models.resolve import Resolved
+from millrace.models.suggestions import choices
+from millrace.sizes import format_bytes
 
 CLAUDE, CODEX, OPENCODE = (AGENTS[name] for name in AgentName)
 TARGET = Target("http://127.0.0.1:8000", "org/it's a coder", 65536, "a $key")
@@ -180,10 +184,57 @@ def test_without_a_model_for_it_the_advice_is_what_to_fetch(
     monkeypatch.setenv("MILLRACE_HOME", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("millrace.models.footprint.device_budget", lambda: 24 * 10**9)
-    monkeypatch.setattr("millrace.models.suggestions.mlx_backend", lambda: "metal")
-    with pytest.raises(SetupError, match="--model mlx-community/[A-Za-z]") as told:
-        agent_models.of_machine(CLAUDE, None, None, download=False)
-    assert "No server runs at http://127.0.0.1:8000" in told.value.message
+    monkeypatch.setattr("millrace.models.blas.mlx_backend", lambda: "metal")
+    for download in (False, True):  # nobody sits at a terminal who could be asked
+        with pytest.raises(SetupError, match="--yes or --model glm-4.7-flash fetches it") as told:
+            agent_models.of_machine(CLAUDE, None, None, download=download)
+        assert "No server runs at http://127.0.0.1:8000" in told.value.message
+    monkeypatch.setattr("millrace.models.footprint.device_budget", lambda: 10**9)
+    with pytest.raises(SetupError, match="Name one with --model"):
+        agent_models.of_machine(CLAUDE, None, None, download=True)
+
+
+@pytest.mark.parametrize("asked", [None, "y\n", "n\n"])
+def test_a_coder_that_fits_is_offered_and_fetched(
+    asked: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    best = choices(4 * 10**9, frozenset({"code", "tools"}))[0]
+    folder = shapes.text_model(best.architecture, tmp_path / "tiny")
+    config = json.loads((folder / "config.json").read_text())
+    wide = {"max_position_embeddings": 65536}
+    config |= {"text_config": config["text_config"] | wide} if "text_config" in config else wide
+    (folder / "config.json").write_text(json.dumps(config))
+    monkeypatch.setenv("MILLRACE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("millrace.models.footprint.device_budget", lambda: 4 * 10**9)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: asked is not None, raising=False)
+    questions: list[str] = []
+
+    def confirm(text: str, default: bool) -> bool:
+        questions.append(text)
+        return asked == "y\n"
+
+    monkeypatch.setattr("typer.confirm", confirm)
+    fetched: list[str] = []
+
+    def resolve(name: str, **_: object) -> Resolved:
+        fetched.append(name)
+        return Resolved(name, folder, "hub")
+
+    monkeypatch.setattr("millrace.models.resolve.resolve", resolve)
+    if asked == "n\n":
+        with pytest.raises(SetupError, match=f"--model {best.name}"):
+            agent_models.of_machine(CODEX, None, None, download=True)
+        assert fetched == []
+        return
+    choice = agent_models.of_machine(CODEX, None, None, download=True, yes=asked is None)
+    assert (choice.name, choice.model, choice.window) == (best.name, best.name, 65536)
+    assert fetched == [best.name]
+    assert questions == (
+        []
+        if asked is None
+        else [f"Fetch {best.name} ({format_bytes(best.bytes)}), which fits this machine?"]
+    )
 
 
 def test_the_agent_runs_with_its_arguments_and_its_status_is_ours(fake: Fake, place: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 from huggingface_hub import constants
+from models import short_name_shapes as shapes
 from typer.testing import CliRunner
 
 from millrace.cli import loaded, models
@@ -46,6 +47,38 @@ def test_a_model_comes_is_shown_and_goes(app: typer.Typer, tmp_path: Path) -> No
     assert "chat template" in run(app, "show", "tiny")
     assert "Removed tiny" in run(app, "rm", "tiny", answer="y\n")
     assert json.loads(run(app, "list", "--json")) == []
+
+
+def test_a_short_name_is_pulled_shown_and_removed(app: typer.Typer, tmp_path: Path) -> None:
+    source = "mlx-community/Llama-3.2-1B-Instruct-4bit"
+    repo = tmp_path / "hub" / f"models--{source.replace('/', '--')}"
+    shapes.text_model("llama", repo / "snapshots" / "abc")
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text("abc")
+    assert run(app, "pull", "llama3.2:1b").startswith("llama3.2-1b is ready")
+    assert json.loads(run(app, "show", "llama3.2:1b", "--json"))["name"] == "llama3.2-1b"
+    assert f"Removed {source}" in run(app, "rm", "llama3.2:1b", answer="y\n")
+    assert not repo.exists()
+
+
+@pytest.mark.parametrize(
+    ("typed", "suggested"), [("gpt-os-20b", "gpt-oss-20b"), ("qwen3.5-4", "qwen3.5-4b")]
+)
+def test_a_mistyped_name_is_told_with_near_ones(
+    app: typer.Typer, typed: str, suggested: str
+) -> None:
+    with pytest.raises(ModelError, match=f"no model '{typed}'. Did you mean .*{suggested}"):
+        run(app, "pull", typed)
+
+
+def test_a_folder_comes_before_a_short_name(
+    app: typer.Typer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes.text_model("llama", tmp_path / "qwen3-4b")
+    monkeypatch.chdir(tmp_path)
+    assert run(app, "pull", "qwen3-4b").rstrip().endswith("in qwen3-4b")
+    shapes.text_model("llama", tmp_path / "home" / "models" / "qwen3-8b")
+    assert "home/models/qwen3-8b" in run(app, "pull", "qwen3-8b")
 
 
 def test_an_architecture_that_cannot_be_served_is_shown_as_such(

@@ -13,6 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from millrace.cli.app import app
+from millrace.cli.completion import fetchable_names
 from millrace.cli.models_served import catalogue_of
 from millrace.cli.serve import serve
 from millrace.config import EngineConfig, ServeConfig
@@ -115,6 +116,25 @@ def test_the_shell_completes_names_of_models(command: str, tmp_path: Path) -> No
     assert done.stdout.split() == ["smollm2"], done
 
 
+def test_the_shell_completes_what_can_be_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MILLRACE_HOME", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert fetchable_names("aut") == ["auto"]
+    assert fetchable_names("llama3.2") == [
+        "llama3.2-1b",
+        "llama3.2-1b-8bit",
+        "llama3.2-3b",
+        "llama3.2-3b-8bit",
+    ]
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    for command in ("serve", "pull", "run", "chat"):
+        (argument,) = [p for p in commands[command].params if p.param_type_name == "argument"]
+        offered = argument.shell_complete(typer.Context(commands[command]), "gpt-oss-2")
+        assert [item.value for item in offered] == ["gpt-oss-20b"], command
+
+
 def test_admin_keys_come_from_the_option_the_environment_and_the_file(tmp_path: Path) -> None:
     """A key that cannot be sent is refused with the name of its option, before anything starts."""
     file = tmp_path / "millrace.toml"
@@ -135,3 +155,8 @@ def test_admin_keys_come_from_the_option_the_environment_and_the_file(tmp_path: 
 def test_help_says_that_text_generation_is_off_where_a_model_encodes(name: str) -> None:
     (option,) = (p for p in SERVE.params if p.name == name)
     assert "text generation is then off" in (getattr(option, "help", None) or "")
+
+
+def test_help_shows_how_a_line_of_the_key_file_names_a_role() -> None:
+    shown = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "300"}).output
+    assert "NAME[admin]:KEY" in shown

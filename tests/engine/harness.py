@@ -17,7 +17,7 @@ from millrace.engine.assembly import NO_LIMIT, assemble
 from millrace.engine.grammar import Grammars
 from millrace.engine.measure import cost_of
 from millrace.engine.memory import Budget, StateCost
-from millrace.engine.runner import ForwardPass, Runner, whole
+from millrace.engine.runner import Runner
 from millrace.engine.sampler import Sampler
 from millrace.engine.sampling import HostSampling, SamplingBackend
 from millrace.engine.specprefill.draft import DraftModel
@@ -52,7 +52,6 @@ class Bench:
         budget: Budget | None = None,
         cache: int | None = None,
         disk: Any = None,
-        forward: ForwardPass = whole,
         pipelined: bool = False,
         recurring: bool = False,
         grammars: Grammars | None = None,
@@ -94,17 +93,18 @@ class Bench:
             )
         self.selected: dict[int, Selected] = {}
         self.scoring: list[Scoring] = []
-        runner = Runner(model, forward=forward, recurring=recurring)
+        runner = Runner(model, recurring=recurring)
         cost = replace(runner.cost, chunk=settings.prefill_chunk or 512)
         self.budget = Budget(cost, budget.limit if budget else 1 << 40)
         self.cache: PrefixIndex | None = None
         self.store: SegmentStore | None = None
         if cache is not None:
             pack = settings.cache_quant
-            self.store = SegmentStore(runner.make_caches, runner.layout, disk, pack=pack)
+            segments = runner.segments(pack=pack)
+            self.store = SegmentStore(runner.make_caches, runner.layout, disk, segments)
             self.cache = PrefixIndex(
                 runner.layout.needs,
-                measured_sizes(model, runner.layout, pack),
+                runner.sizes(measured_sizes(model, runner.layout, pack), pack=pack),
                 cache,
                 disk_budget=disk.budget if disk else None,
             )

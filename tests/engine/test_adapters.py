@@ -208,7 +208,7 @@ def test_what_does_not_fit_the_model_or_the_room_is_refused(tmp_path: Path) -> N
     bench.put(LoadAdapter(3, "good", str(folder)))
     wait_for(bench, 3)
     answer = bench.adapters[3]
-    assert isinstance(answer, AdapterRefused) and "MiB" in answer.message
+    assert isinstance(answer, AdapterRefused) and "at most 20 kB" in answer.message
     bench.engine._adapters._room = 1 << 30
     digest = load(bench, 4, folder).digest
     bench.put(LoadAdapter(5, "good", str(folder), digest))

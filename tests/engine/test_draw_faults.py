@@ -9,7 +9,8 @@ import mlx.core as mx
 from engine.harness import Bench
 from tiny import VOCAB, build
 
-from millrace.engine.row import Ahead, Row
+from millrace.engine.ahead import Ahead
+from millrace.engine.row import Row
 from millrace.engine.sampling import HostSampling
 from millrace.protocol import Choice, Sampling, Submit
 

@@ -15,6 +15,7 @@ import pytest
 import tiny
 import tiny_tokenizer
 from conftest import PATIENCE
+from engine.following import Leading, follower_of
 from engine.harness import Bench
 from engine.vision_world import EARLIER, ONE, PLAIN, THREE, Eyes, World
 from tiny_tokenizer import WORDS
@@ -36,32 +37,8 @@ from millrace.engine.sampler import Sampler
 from millrace.engine.sampling import HostSampling
 from millrace.engine.sights import Sights
 from millrace.engine.turn import EncodePicture, Seen, Turn
-from millrace.models.splitting import behead
 from millrace.models.vision.splitting import follow
 from millrace.protocol import Abort, AbortChoice, Choice, Picture, Sampling, Submit
-
-
-class _Leading(Bench):
-    """An engine whose orders are written down."""
-
-    orders: list[bytes]
-
-    def _note(self, seen: Seen, turn: Turn, pictures: list[Picture]) -> None:
-        self.orders = getattr(self, "orders", [])
-        state = checksum(self.engine.state())
-        self.orders.append(encoder.encode(Order(turn, seen.outcome.rows, check=state)))
-
-
-def _follower(model: Any) -> Follower:
-    model = copy.deepcopy(model)
-    behead(model)
-    runner = Runner(model)
-    store = SegmentStore(runner.make_caches, runner.layout, None)
-    sampler = Sampler(HostSampling())
-    adapters = Adapters(runner.adapters, 0)
-    return Follower(
-        FollowingExecutor(runner, sampler, adapters, Sights(model), None, store, vocabulary=WORDS)
-    )
 
 
 def _request(dice: random.Random, id: int, heads: list[list[int]]) -> Submit:
@@ -91,7 +68,7 @@ def _request(dice: random.Random, id: int, heads: list[list[int]]) -> Submit:
 def test_a_follower_comes_to_the_first_ranks_state_turn_by_turn(tmp_path: Path) -> None:
     tiny_tokenizer.write(tmp_path)
     model = tiny.build("llama", vocab_size=WORDS)
-    first = _Leading(
+    first = Leading(
         model,
         budget=Budget(Bench(model).budget.cost, 3 << 18),
         grammars=Grammars(tmp_path, WORDS),
@@ -114,7 +91,7 @@ def test_a_follower_comes_to_the_first_ranks_state_turn_by_turn(tmp_path: Path) 
     first.drain()
     assert 1000 in first.failed
 
-    follower = _follower(model)
+    follower = follower_of(model, WORDS)
     for raw in first.orders:
         assert follower.obey(from_leader.decode(raw))
     end = Close(first.engine._outcome.rows, check=checksum(first.engine.state()))
@@ -123,7 +100,7 @@ def test_a_follower_comes_to_the_first_ranks_state_turn_by_turn(tmp_path: Path) 
     operations = {
         type(o).__name__ for raw in first.orders for o in from_leader.decode(raw).turn.operations
     }
-    assert {"Restore", "Keep", "Evict", "Drop", "Forget", "Forward", "Chunk"} <= operations
+    assert {"Restore", "Keep", "Evict", "Drop", "Forget", "Pass"} <= operations
 
 
 class _LeadingEyes(Eyes):
@@ -173,7 +150,7 @@ def test_a_follower_that_has_no_vision_tower_is_shown_what_pictures_became(world
     follow(model)
     assert not model.inner.vision_tower.parameters()
     runner = Runner(model)
-    store = SegmentStore(runner.make_caches, runner.layout, None)
+    store = SegmentStore(runner.make_caches, runner.layout, None, runner.segments(pack=False))
     made = runner, Sampler(HostSampling()), Adapters(runner.adapters, 0), Sights(model)
     follower = Follower(FollowingExecutor(*made, None, store))
     for raw in first.orders:
@@ -184,7 +161,7 @@ def test_a_follower_that_has_no_vision_tower_is_shown_what_pictures_became(world
 
 def test_a_follower_whose_state_is_another_says_so() -> None:
     model = tiny.build("llama")
-    follower = _follower(model)
+    follower = follower_of(model)
     with pytest.raises(Drifted):
         follower.obey(Order(Turn(1), [], check=7))
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from engine.harness import Bench, greedy_alone
 from tiny import SHAPES, VOCAB, build
 
-from millrace.engine.cpu_pipeline import CpuPipeline
-from millrace.engine.runner import whole
 from millrace.engine.sampling import DeviceSampling
 from millrace.protocol import Abort, AbortChoice, Choice, Sampling, Submit
 
@@ -48,47 +44,6 @@ def test_greedy_rows_equal_the_plain_loop(model: Any) -> None:
     for i, (prompt, n) in enumerate(zip(prompts, lengths, strict=True)):
         assert generated[i, 0] == greedy_alone(model, prompt, n)
         assert bench.finish[i, 0] == "length"
-
-
-@pytest.fixture
-def cut(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Grows with every chunk that is cut."""
-    seen: list[int] = []
-
-    @contextmanager
-    def one_thread() -> Iterator[None]:
-        seen.append(1)
-        yield
-
-    monkeypatch.setattr("millrace.engine.cpu_pipeline.blas.one_thread", one_thread)
-    return seen
-
-
-@pytest.mark.parametrize("cores", [2, 3])
-def test_chunks_in_lanes_equal_the_plain_loop(model: Any, cores: int, cut: list[int]) -> None:
-    dice = random.Random(2)
-    lengths = (60, 50, 64, 90, 41, 700, 210, 3)
-    prompts = [[dice.randrange(VOCAB) for _ in range(n)] for n in lengths]
-    bench = Bench(model, cache=1 << 28, forward=CpuPipeline(cores).forward, prefill_chunk=600)
-    submits = [Submit(i, p, [Choice(0, i)], 9, GREEDY) for i, p in enumerate(prompts)]
-    generated = bench.run(submits, turns=2)
-    for i, prompt in enumerate(prompts):
-        assert generated[i, 0] == greedy_alone(model, prompt, 9)
-    assert cut
-
-
-def test_prompt_logprobs_in_lanes_are_all_there(model: Any, cut: list[int]) -> None:
-    dice = random.Random(4)
-    prompt = [dice.randrange(VOCAB) for _ in range(300)]
-    asked = Submit(A, prompt, [Choice(0, 1)], 2, GREEDY, prompt_logprobs=1)
-    reported = []
-    for forward in (whole, CpuPipeline(2).forward):
-        bench = Bench(model, forward=forward)
-        bench.run([asked])
-        reported.append([(t.token, t.logprob) for t in bench.prompt_logprobs[A]])
-    assert [t for t, _ in reported[1]] == [t for t, _ in reported[0]] == prompt[1:]
-    assert [p for _, p in reported[1]] == pytest.approx([p for _, p in reported[0]], abs=1e-4)
-    assert cut
 
 
 def test_sampled_rows_depend_on_their_own_seed_alone(model: Any) -> None:

@@ -15,8 +15,7 @@ from tiny import build
 
 from millrace.cache.disk import DiskTier
 from millrace.engine.pictures import keys_of
-from millrace.engine.shapes import Shapes
-from millrace.engine.turn import Chunk, EncodePicture, Forward, Outcome, Seen, decoder
+from millrace.engine.turn import EncodePicture, Outcome, Pass, Seen, decoder
 from millrace.protocol import Abort, Choice, Picture, Span, Submit, Tensor, encoder, to_engine
 from millrace.protocol.prefixes import CacheQuery
 
@@ -57,19 +56,13 @@ def test_a_picture_is_encoded_in_parts_between_the_steps_of_others(world: World)
     assert sum(map(len, seeing)) > 3 and max(map(len, seeing)) == 1
     for turn, seen in zip(turns, seeing, strict=True):
         if seen:
-            assert any(isinstance(o, Forward) for o in turn)
-            assert not any(isinstance(o, Chunk) for o in turn)
+            (step,) = (o for o in turn if isinstance(o, Pass))
+            assert step.rows and not step.prompts
     before: dict[str, int] = {}
     for operation in (o for seen in seeing for o in seen):
         # What a stage takes is known from the ones before, which may have been others.
         assert 1 <= operation.parts <= 2 * before.get(operation.digest, 1)
         before[operation.digest] = operation.parts
-
-
-def test_prompts_with_pictures_run_in_chunks_of_few_lengths_where_shapes_are_planned() -> None:
-    lengths = {Shapes(recurring=True).coarse(tokens) for tokens in range(16, 4096)}
-    assert lengths == {16, 64, 256, 1024}
-    assert [Shapes().coarse(tokens) for tokens in (1, 77, 300)] == [1, 77, 300]
 
 
 def test_turns_with_pictures_replay_in_a_second_engine(world: World) -> None:
@@ -84,7 +77,7 @@ def test_turns_with_pictures_replay_in_a_second_engine(world: World) -> None:
         for picture in pictures.decode(pixels):
             engine._sights.arrived(picture)
         # What took how long is the first engine's; all else is the second one's own.
-        outcome.gap, outcome.chunk_seconds = seen.outcome.gap, seen.outcome.chunk_seconds
+        outcome.gap, outcome.pass_seconds = seen.outcome.gap, seen.outcome.pass_seconds
         for mine, its in zip(outcome.pictures, seen.outcome.pictures, strict=True):
             mine.seconds = its.seconds
         seen.outcome = outcome
@@ -210,16 +203,18 @@ def test_rows_that_had_to_leave_come_back_with_their_pictures(
     while bench.engine._decider.running < 2:
         bench.turn()
     runner = bench.engine._executor._runner
-    step, faults = runner.step, [RuntimeError("once")]
-    monkeypatch.setattr(runner, "step", lambda i: _raise(faults.pop()) if faults else step(i))
+    run, faults = runner.run, [RuntimeError("once")]
+
+    def fails_once(*given: Any) -> Any:
+        if faults:
+            raise faults.pop()
+        return run(*given)
+
+    monkeypatch.setattr(runner, "run", fails_once)
     bench.drain()
     assert not faults and not bench.failed
     for id, which in enumerate((THREE, ONE, EARLIER)):
         assert bench.generated[id, 0][:COUNT] == world.expected[which]
-
-
-def _raise(error: Exception) -> Any:
-    raise error
 
 
 def test_state_on_disk_needs_no_pixels_after_a_restart(world: World, tmp_path: Path) -> None:

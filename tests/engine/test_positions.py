@@ -13,13 +13,11 @@ import numpy as np
 import pytest
 import tiny
 from mlx_lm.models import rope_utils
-from mlx_lm.models.cache import make_prompt_cache
 from native.native_models import Kind
 
-from millrace.engine.memory import Rectangle
-from millrace.engine.runner import Runner
+from millrace.engine.runner import Runner, SequenceRun
 from millrace.errors import ModelError
-from millrace.models.rotations import Rotation, Rotations, peek, rotate
+from millrace.models.rotations import Rotation, Rotations, rotate
 
 TOKENS = [(7 * k) % 61 + 3 for k in range(40)]
 KEPT = [*range(6), *range(11, 19), *range(30, 40)]
@@ -50,36 +48,34 @@ def runner(request: pytest.FixtureRequest) -> Runner:
 
 
 def _run(
-    runner: Runner, job: int, tokens: list[int], positions: list[int] | None, pieces: int = 1
+    runner: Runner, number: int, tokens: list[int], positions: list[int] | None, pieces: int = 1
 ) -> mx.array:
-    runner.begin(job, 64)
+    """Logits of all tokens of a sequence that begins with them."""
+    runner.begin(number)
     size = -(-len(tokens) // pieces)
     found = []
     for at in range(0, len(tokens), size):
         some = None if positions is None else positions[at : at + size]
         part = tokens[at : at + size]
-        logits = runner.chunk(job, part, len(part), beside=False, scored=True, positions=some)
-        found.append(logits)
+        run = SequenceRun(number, len(part), positions=some)
+        found.append(runner.run(mx.array(part, mx.int32), [run], range(len(part))))
     mx.eval(found)
-    return mx.concatenate(found, axis=1)[0]
+    return mx.concatenate(found)
 
 
-def _caches(runner: Runner, job: int) -> list[Any]:
-    return runner._prompts[job]
-
-
-def test_positions_that_are_the_places_change_no_bit(runner: Runner) -> None:
+def test_positions_that_are_the_places_change_nothing(runner: Runner) -> None:
     dense = _run(runner, 1, TOKENS, None)
     told = _run(runner, 2, TOKENS, list(range(len(TOKENS))))
-    assert mx.array_equal(dense, told)
+    assert np.allclose(dense, told, atol=1e-5)
+    assert mx.array_equal(dense.argmax(axis=-1), told.argmax(axis=-1))
 
 
 def test_kept_tokens_are_turned_as_in_the_whole_prompt(runner: Runner) -> None:
     """In the first layer a key depends on its token and position alone."""
     dense, sparse = _run(runner, 1, TOKENS, None), _run(runner, 2, [TOKENS[k] for k in KEPT], KEPT)
-    whole, cut = (_caches(runner, job)[0] for job in (1, 2))
-    if whole.keys.shape[2] >= len(TOKENS):  # a window has let go of the first
-        assert mx.array_equal(whole.keys[:, :, mx.array(KEPT)], cut.keys[:, :, : len(KEPT)])
+    if 0 in runner.layout.cuttable:  # a window lets go of the first
+        whole, cut = runner.keys(1, 0, len(TOKENS)), runner.keys(2, 0, len(KEPT))
+        assert np.allclose(whole[:, mx.array(KEPT)], cut, atol=1e-6)
     # Those that see all that came before them in the whole prompt, too.
     assert np.allclose(dense[:6], sparse[:6], atol=1e-5)
     assert not np.allclose(dense[-1], sparse[-1], atol=1e-3)
@@ -99,9 +95,10 @@ def test_pieces_of_a_sparse_prompt_are_the_whole(runner: Runner) -> None:
     assert np.allclose(whole, pieces, atol=1e-4)
 
 
-def test_rows_go_on_at_their_own_positions(runner: Runner) -> None:
-    """A step of a sparse row beside a dense one, with one token and with guesses, is what a chunk of the
-    same tokens is."""
+@pytest.mark.parametrize("count", [1, 3])
+def test_rows_go_on_at_their_own_positions(runner: Runner, count: int) -> None:
+    """Runs of a sparse sequence beside a dense one, of one token or of several, come to what a prompt with
+    the same tokens comes to."""
     sparse = [TOKENS[k] for k in KEPT]
     delta = len(TOKENS) - len(KEPT)
     more = [5, 9, 12]
@@ -110,39 +107,35 @@ def test_rows_go_on_at_their_own_positions(runner: Runner) -> None:
         _run(runner, 1, [*sparse, *more], [*KEPT, *after])[-3:],
         _run(runner, 2, [*TOKENS, *more], None)[-3:],
     ]
-    for steps in (1, 3):
-        if steps > 1 and not runner.trimmable:
-            continue
-        _run(runner, 3, sparse, KEPT)
-        _run(runner, 4, TOKENS, None)
-        runner.reserve(Rectangle(2, 64))
-        runner.join(3, 1, len(sparse), delta=delta)
-        runner.join(4, 1, len(TOKENS))
-        found = []
-        for k in range(0, len(more), steps):
-            fed = mx.array([more[k : k + steps]] * 2, mx.int32)
-            found.append(runner.step(fed))
-            if steps > 1:
-                runner.advance([steps] * 2)
-        logits = mx.concatenate(found, axis=1)
-        for row in range(2):
-            assert np.allclose(logits[row], wanted[row], atol=2e-4)
-        runner.empty()
+    _run(runner, 3, sparse, KEPT)
+    _run(runner, 4, TOKENS, None)
+    runner.fork(3, [5], shift=delta)
+    runner.fork(4, [6])
+    found: dict[int, list[Any]] = {5: [], 6: []}
+    for k in range(0, len(more), count):
+        tokens = mx.array(more[k : k + count] * 2, mx.int32)
+        runs = [SequenceRun(number, count, count - 1) for number in found]
+        logits = runner.run(tokens, runs, range(2 * count))
+        assert logits is not None
+        for row, number in enumerate(found):
+            found[number].append(logits[row * count : (row + 1) * count])
+    for row, number in enumerate(found):
+        assert np.allclose(mx.concatenate(found[number]), wanted[row], atol=2e-4)
+    for number in range(1, 7):
+        runner.drop(number)
 
 
 def test_what_a_token_looks_for_is_what_attention_uses(runner: Runner) -> None:
-    """The first layer's scores give the first layer's weights: checked where one token is all there is to
-    see beside itself."""
+    """Queries come out of the pass that the token's logits come out of."""
     _run(runner, 1, TOKENS, None)
     plain = _run(runner, 2, [*TOKENS, 9], None)[-1]
-    logits, asked = runner.peek(1, mx.array([[9]], mx.int32))
-    assert np.allclose(np.array(logits[0, -1]), plain, atol=1e-4)
+    logits, asked = runner.peek(1, mx.array([9], mx.int32))
+    assert np.allclose(np.array(logits[0]), plain, atol=1e-4)
     assert any(a is not None for a in asked)
-    cache = _caches(runner, 1)
     for layer, queries in enumerate(asked):
         if queries is not None:
             assert queries.dtype == mx.float32
-            assert queries.shape[-1] == cache[layer].keys.shape[-1]
+            assert queries.shape[-1] == runner.keys(1, layer, len(TOKENS)).shape[-1]
 
 
 def test_queries_of_both_kinds_of_kernels_agree() -> None:
@@ -152,7 +145,7 @@ def test_queries_of_both_kinds_of_kernels_agree() -> None:
     other = Runner(mlx)
     for one in (native, other):
         _run(one, 1, TOKENS, None)
-    token = mx.array([[9]], mx.int32)
+    token = mx.array([9], mx.int32)
     for ours, theirs in zip(native.peek(1, token)[1], other.peek(1, token)[1], strict=True):
         assert ours is not None and theirs is not None
         assert np.allclose(ours, theirs, atol=1e-4)
@@ -178,16 +171,15 @@ def test_a_wrapped_rotation_is_bit_equal_and_keeps_its_type(name: str, dtype: mx
     rope, shared = ROPES[name](), Rotations()
     wrapped = Rotation(rope, shared, 0)
     x = mx.random.normal((1, 3, 12, 16)).astype(dtype)
-    assert mx.array_equal(wrapped(x, offset=5), rope(x, offset=5))
-    with shared.at(list(range(5, 17))):
-        told = wrapped(x)
-    assert told.dtype == dtype and mx.array_equal(told, rope(x, offset=5))
-    rows = mx.random.normal((2, 3, 1, 16)).astype(dtype)
-    with shared.shifted(mx.array([0, 7], mx.int32)):
-        found = wrapped(rows, offset=4)
+    with shared.watched() as seen:
+        turned = wrapped(x, offset=5)
+    assert turned.dtype == dtype and mx.array_equal(turned, rope(x, offset=5))
+    assert seen[0][0] is turned
+    # As a pass has them: a token is a row, and its offset is where it stands.
+    rows = x.transpose(2, 1, 0, 3)
+    found = wrapped(rows, offset=mx.arange(5, 17, dtype=mx.int32))
     assert found.dtype == dtype
-    assert mx.array_equal(found[:1], rope(rows[:1], offset=4))
-    assert mx.array_equal(found[1:], rope(rows[1:], offset=11))
+    assert mx.array_equal(found.transpose(2, 1, 0, 3), turned)
 
 
 @pytest.mark.parametrize(
@@ -229,11 +221,12 @@ def test_models_that_cannot_are_refused_and_left_alone(kind: str) -> None:
     assert not hasattr(model, "rotations")
 
 
-def test_a_failure_leaves_no_positions_behind() -> None:
+def test_a_failure_leaves_nothing_watched() -> None:
     model = _rotated("llama")
-    with pytest.raises(RuntimeError), model.rotations.at([1, 2]):
+    with pytest.raises(RuntimeError), model.rotations.watched():
         raise RuntimeError
-    caches = make_prompt_cache(model)
-    _, asked = peek(model, mx.array([[4]], mx.int32), caches)
-    assert model.rotations.positions is None and model.rotations.seen is None
+    assert model.rotations.seen is None
+    runner = Runner(model)
+    runner.begin(1)
+    _, asked = runner.peek(1, mx.array([4], mx.int32))
     assert all(a is not None for a in asked)

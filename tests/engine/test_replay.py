@@ -19,7 +19,7 @@ from tiny_tokenizer import WORDS
 from millrace.engine.grammar import Grammars
 from millrace.engine.memory import Budget
 from millrace.engine.speculation import Speculation
-from millrace.engine.turn import Begin, Chunk, Drop, Forward, Outcome, Seen, Turn, decoder
+from millrace.engine.turn import Begin, Drop, Outcome, Pass, Seen, Turn, decoder
 from millrace.protocol import Abort, AbortChoice, Choice, Sampling, Submit
 
 REQUESTS = 300
@@ -27,10 +27,10 @@ _seen = msgspec.msgpack.Decoder(Seen)
 
 
 class _Eager(Speculation):
-    """Guesses whatever it can, right or wrong."""
+    """Tries whatever it can, right or wrong."""
 
-    def width(self, shares: Any, rows: int) -> int:
-        return max((n for _, n in shares), default=0)
+    def _counts(self, rows: Any, drafters: Any, planned: Any, most: Any) -> list[int]:
+        return [len(d.draft.tokens) if d is not None else 0 for d in drafters]
 
 
 def _bench(model: Any, folder: Path, **more: Any) -> Bench:
@@ -45,7 +45,7 @@ def _bench(model: Any, folder: Path, **more: Any) -> Bench:
     )
     decider = bench.engine._decider
     if decider._speculation is not None:
-        decider._speculation = decider._learning._speculation = _Eager(4, decider._latency)
+        decider._speculation = _Eager(4, decider._pacing)
     return bench
 
 
@@ -110,7 +110,7 @@ def test_turns_replay_in_a_second_engine(how: dict[str, Any], tmp_path: Path) ->
     for (raw, _), recorded in zip(first.journal, turns, strict=True):
         seen = _seen.decode(raw)
         # The clock's readings are the first engine's; all else is the second one's own.
-        outcome.gap, outcome.chunk_seconds = seen.outcome.gap, seen.outcome.chunk_seconds
+        outcome.gap, outcome.pass_seconds = seen.outcome.gap, seen.outcome.pass_seconds
         seen.outcome = outcome
         assert decider.decide(seen) == recorded
         outcome = executor.execute(recorded, second._deliver)
@@ -127,9 +127,11 @@ def _holds_all_kinds(turns: list[Turn], how: dict[str, Any]) -> None:
     operations = [o for turn in turns for o in turn.operations]
     names = {type(o).__name__ for o in operations}
     assert {"Restore", "Keep", "Evict", "Drop", "Forget"} <= names
-    assert any(isinstance(o, Chunk) and len(o.jobs) > 1 for o in operations)
+    passes = [o for o in operations if isinstance(o, Pass)]
+    assert any(len(o.prompts) > 1 for o in passes)
+    assert any(o.rows and o.prompts for o in passes)
     if "speculate" in how:
-        assert any(isinstance(o, Forward) and o.guesses for o in operations)
+        assert any(o.drafts for o in passes)
     dropped: set[int] = set()
     returned = 0
     for operation in operations:

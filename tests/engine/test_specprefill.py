@@ -15,11 +15,12 @@ from native.native_models import VOCAB, Kind
 
 from millrace.cache.operations import Keep
 from millrace.config import EngineConfig
-from millrace.engine.chunkcost import ChunkCost
 from millrace.engine.memory import Budget
+from millrace.engine.pacing import StepCost
+from millrace.engine.runner import Runner
 from millrace.engine.specprefill.operations import DraftCache, ScoreChunk
 from millrace.engine.specprefill.selection import Kept
-from millrace.engine.turn import Chunk, Outcome, Seen, decoder
+from millrace.engine.turn import Outcome, Pass, Seen, decoder
 from millrace.models.load import load
 from millrace.protocol import Abort, Choice, Sampling, Submit
 from millrace.protocol.prefixes import CacheQuery
@@ -188,15 +189,21 @@ def test_choices_and_rows_that_give_way_keep_what_was_chosen(llamas: tuple[Any, 
 
     def asked(id: int, width: int) -> Submit:
         choices = [Choice(k, 100 + k) for k in range(width)]
-        return _ask(id, prompt, sparse, count=40, choices=choices, sampling=Sampling(0.9))
+        return _ask(id, prompt, sparse, count=200, choices=choices, sampling=Sampling(0.9))
 
     roomy = Bench(model, draft=draft).run([asked(1, 3)])
     cost = Bench(model).budget.cost
     tight = Bench(
-        model, draft=draft, budget=Budget(cost, cost.row(2800)), cache=1 << 26, max_running=4
+        model,
+        draft=draft,
+        budget=Budget(cost, cost.row(23 * cost.page)),
+        cache=1 << 26,
+        max_running=4,
     )
-    tight.put(asked(1, 3), turns=8)
-    others = [_ask(k, _prompt(500, seed=k), None, count=20, priority=1) for k in range(2, 5)]
+    tight.put(asked(1, 3))
+    while len(tight.generated.get((1, 0), [])) < 2:
+        tight.turn()
+    others = [_ask(k, _prompt(500, seed=k), None, count=160, priority=1) for k in range(2, 5)]
     found = tight.run(others)
     assert [found[1, k] for k in range(3)] == [roomy[1, k] for k in range(3)]
     turns = [decoder.decode(turn) for _, turn in tight.journal]
@@ -227,7 +234,7 @@ def test_turns_with_a_draft_replay(llamas: tuple[Any, Any]) -> None:
     outcome = Outcome()
     for raw, turn in first.journal:
         seen, recorded = _seen.decode(raw), decoder.decode(turn)
-        outcome.gap, outcome.chunk_seconds = seen.outcome.gap, seen.outcome.chunk_seconds
+        outcome.gap, outcome.pass_seconds = seen.outcome.gap, seen.outcome.pass_seconds
         for mine, theirs in zip(outcome.scorings, seen.outcome.scorings, strict=True):
             mine.seconds = theirs.seconds
         seen.outcome = outcome
@@ -254,14 +261,14 @@ def test_a_draft_that_fails_fails_its_request_alone(
 ) -> None:
     model, draft = llamas
     bench = Bench(model, draft=draft)
-    peek = type(draft).peek
+    peek = Runner.peek
 
-    def broken(self: Any, *given: Any) -> Any:
-        if self is draft:
+    def broken(self: Runner, *given: Any) -> Any:
+        if self.model is draft:
             raise RuntimeError("no such layer")
         return peek(self, *given)
 
-    monkeypatch.setattr(type(draft), "peek", broken)
+    monkeypatch.setattr(Runner, "peek", broken)
     bench.run([_ask(1, _prompt(1200), SparsePrefill(0.1)), _ask(2, _prompt(1200), None)])
     assert "no such layer" in bench.failed[1].message and len(bench.generated[2, 0]) == 6
     assert bench.engine._executor.draft_bytes == 0
@@ -291,33 +298,34 @@ def test_tokens_that_the_draft_has_not(llamas: tuple[Any, Any], least: int, refu
 
 
 def test_running_rows_keep_their_pace_while_a_prompt_is_scored(llamas: tuple[Any, Any]) -> None:
-    """No turn has both a chunk and the draft's work, and each of the two gets its turns."""
+    """No turn has both a prompt's tokens and the draft's work, and each of the two gets its turns."""
     model, draft = llamas
     bench = Bench(model, draft=draft, prefill_chunk=64)
     bench.put(_ask(1, _prompt(20), None, count=200), turns=4)
     bench.put(_ask(2, _prompt(2500), SparsePrefill(0.1), count=3))
     bench.put(_ask(3, _prompt(1500, seed=8), None, count=3))
     bench.drain()
-    both = 0
-    kinds = []
+    kinds: list[str] = []
     for _, turn in bench.journal:
-        names = {type(o) for o in decoder.decode(turn).operations}
-        both += {Chunk, ScoreChunk} <= names
-        kinds += [k for k in (Chunk, ScoreChunk) if k in names]
-    assert not both and len(bench.generated[2, 0]) == len(bench.generated[3, 0]) == 3
-    first, last = kinds.index(ScoreChunk), len(kinds) - kinds[::-1].index(ScoreChunk)
-    assert Chunk in kinds[first:last], "the other prompt waited for the draft"
+        operations = decoder.decode(turn).operations
+        prompts = any(isinstance(o, Pass) and o.prompts for o in operations)
+        scored = any(isinstance(o, ScoreChunk) for o in operations)
+        assert not (prompts and scored)
+        kinds += ["prompt"] * prompts + ["draft"] * scored
+    assert len(bench.generated[2, 0]) == len(bench.generated[3, 0]) == 3
+    first, last = kinds.index("draft"), len(kinds) - kinds[::-1].index("draft")
+    assert "prompt" in kinds[first:last], "the other prompt waited for the draft"
 
 
 def test_a_turn_has_one_part_of_the_drafts_work_however_little_it_takes(
     llamas: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A chunk beside a step that was quick for once seems to take no time at all."""
+    """A part beside a step that was quick for once seems to take no time."""
     model, draft = llamas
     asked = _ask(2, _prompt(1500), SparsePrefill(0.1), count=3)
     alone = Bench(model, draft=draft)
     alone.run([asked])
-    monkeypatch.setattr(ChunkCost, "of", lambda self, tokens: 0.0)
+    monkeypatch.setattr(StepCost, "seconds", lambda self, size: 0.0)
     bench = Bench(model, draft=draft, prefill_chunk=64)
     bench.put(_ask(1, _prompt(20), None, count=100), turns=4)
     bench.put(asked, turns=3)

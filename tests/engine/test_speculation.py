@@ -1,4 +1,4 @@
-"""Guessing ahead: pure parts by themselves, and the engine with it against the plain loop."""
+"""Draft tokens: pure parts by themselves, and the engine with it against the plain loop."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny import VOCAB, build
 
-from millrace.engine.latency_model import LatencyModel
-from millrace.engine.learning import Learning
-from millrace.engine.speculation import HOPEFUL, LONGEST, Guess, Guesser, Lookup, Speculation
-from millrace.engine.turn import Outcome, RowResult
+from millrace.engine.pacing import Pacing, decode_size
+from millrace.engine.speculation import LONGEST, PRIOR, Draft, Drafter, Lookup, Speculation
 from millrace.protocol import Abort, Choice, Sampling, Submit
 
 AGAIN, GONE, OTHER, STOPS = range(100, 104)
@@ -24,7 +22,7 @@ TEXT = st.lists(st.integers(0, 3), max_size=40)
 
 
 @given(TEXT, TEXT, st.integers(1, 8))
-def test_a_guess_is_what_followed_the_same_tokens_last(
+def test_a_draft_is_what_followed_the_same_tokens_last(
     first: list[int], rest: list[int], count: int
 ) -> None:
     lookup = Lookup()
@@ -40,148 +38,80 @@ def test_a_guess_is_what_followed_the_same_tokens_last(
                 longer.append(longer[i])
             expected, run = longer[len(text) :], n
             break
-    assert lookup.guess(count) == Guess(expected, run)
+    assert lookup.draft(count) == Draft(expected, run)
 
 
-class _Linear:
-    promised = promised_step = float("inf")
+class _Row:
+    """A row whose text repeats itself, and whose draft tokens held as often as said."""
 
-    def step(self, rows: int) -> float:
-        return 1.0 + 0.1 * rows
+    draftable, left = True, 100
 
-    def slowness(self, rows: int) -> float:
-        return 1.0
+    def __init__(self, share: float) -> None:
+        self.drafter: Drafter | None = Drafter(dict.fromkeys(PRIOR, share))
+        self._text = [1, 2, 3, 4, 5] * 4
+        self.length = len(self._text)
 
-
-def test_guesses_that_hold_are_worth_more_tokens() -> None:
-    speculation = Speculation(8, _Linear())
-    assert speculation.width([(0.99, 8)], 1) > speculation.width([(0.6, 8)], 1) >= 1
-    assert speculation.width([(0.02, 8)], 1) == 0
-    assert speculation.width([], 1) == 0
-    # One row's guesses make the step longer for all.
-    assert speculation.width([(0.5, 8)], 16) == 0
+    def context(self, start: int) -> list[int]:
+        return self._text[start:]
 
 
-def _settled(
-    width_seconds: dict[int, float], used_to: float = 0.0
-) -> tuple[LatencyModel, Speculation]:
-    """Four settled streams with steps of 50 ms, which guesses have made longer by what they are `used_to`,
-    and steps with guesses that took so long."""
-    latency = LatencyModel(512)
-    speculation = Speculation(4, latency)
-    for _ in range(100):
-        latency.saw_step(4, 0.05)
-        latency.saw_guesses(4, used_to)
-        for width, seconds in width_seconds.items():
-            speculation.saw_step(4 * (1 + width), seconds)
-    latency.promise(4)
-    return latency, speculation
+def _pacing(max_stall: float = 10.0) -> Pacing:
+    """A step takes a second, each token of it a tenth."""
+    pacing = Pacing(max_stall, 512)
+    for rows in range(1, 9):
+        for more in (0, 7, 30):
+            size = decode_size([0] * rows, more)
+            pacing.cost.saw(size, 1.0 + 0.1 * size.tokens)
+    return pacing
 
 
-SURE = [(0.99, 4)] * 4
+def _drafted(share: float, rows: int, pacing: Pacing, **more: bool) -> int:
+    """Draft tokens of a step of such rows."""
+    batch = [_Row(share) for _ in range(rows)]
+    planned = decode_size([row.length for row in batch])
+    return sum(map(len, Speculation(8, pacing).propose(batch, planned, **more)))
 
 
-def test_settled_streams_are_kept_from_guesses_that_are_felt() -> None:
-    latency, speculation = _settled({})
-    assert speculation.width(SURE, 4) == 1
-    speculation.saw_step(8, 0.08)
-    assert speculation.width(SURE, 4) == 1
-    latency, speculation = _settled({1: 0.1})
-    assert speculation.width(SURE, 4) == 0, "twice as long, and a bad moment makes it three times"
-    latency, speculation = _settled({1: 0.08}, used_to=0.03)
-    assert speculation.width(SURE, 4) == 2, "one more than has been seen"
-    speculation.saw_step(12, 0.11)
-    speculation.saw_step(16, 0.15)
-    assert speculation.width(SURE, 4) == 2
-    latency, speculation = _settled({1: 0.08})
-    latency.promise(None)
-    assert speculation.width(SURE, 4) == 4, "nobody minds"
+def test_draft_tokens_that_hold_are_worth_more_tokens() -> None:
+    pacing = _pacing()
+    assert _drafted(0.99, 1, pacing) > _drafted(0.6, 1, pacing) >= 1
+    assert _drafted(0.02, 1, pacing) == 0
+    assert Speculation(8, pacing).propose([], decode_size([])) == []
+    # A token of one row makes the step longer for all: it must make more than others do in that time.
+    assert _drafted(0.3, 16, pacing) == 0
 
 
-def test_a_slow_moment_allows_no_longer_guesses() -> None:
-    seconds = {1: 0.08, 2: 0.11, 3: 0.15, 4: 0.2}
-    latency, speculation = _settled(seconds)
-    assert speculation.width(SURE, 4) == 1
-    latency, speculation = _settled(seconds, used_to=0.02)
-    assert speculation.width(SURE, 4) == 2
-    for _ in range(10):
-        latency.saw_step(4, 0.09)  # another program has one of the cores
-    latency.promise(4)
-    assert latency.step(4) > 0.08
-    assert speculation.width(SURE, 4) < 2, "they would take twice as long as well"
-    for _ in range(100):
-        latency.saw_step(4, 0.05)
-    latency.promise(4)
-    assert speculation.width(SURE, 4) == 2
-    for _ in range(10):
-        latency.saw_step(4, 0.09)
-    for _ in range(100):
-        latency.saw_guesses(4, 0.06)
-    latency.promise(4)
-    assert speculation.width(SURE, 4) < 2, "nobody gets used to them in a bad moment"
-    for _ in range(100):
-        latency.saw_step(4, 0.05)
-        latency.saw_guesses(4, 0.06)
-    for _ in range(10):
-        latency.saw_step(4, 0.09)
-    latency.promise(4)
-    assert speculation.width(SURE, 4) == 2, "streams that are used to guesses keep them"
+def test_rows_get_draft_tokens_by_their_own_shares() -> None:
+    batch = [_Row(0.99), _Row(0.02)]
+    sure, unsure = Speculation(8, _pacing()).propose(batch, decode_size([20, 20]))
+    assert len(sure) >= 4 and not unsure
+    assert sure == ([1, 2, 3, 4, 5] * 2)[: len(sure)]
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_guesses_and_a_busy_machine_do_not_add_up(seed: int) -> None:
-    """Streams that begin to repeat themselves while others need a core, for a quarter of a minute."""
-    dice = random.Random(seed)
-    latency = LatencyModel(512)
-    speculation = Speculation(4, latency)
-    learning = Learning(latency, speculation, pipelined=False)
-
-    def gap(shares: list[tuple[float, int]], slower: float) -> tuple[int, float]:
-        latency.promise(4)
-        width = speculation.width(shares, 4)
-        seconds = (0.026 + 0.01 * width) * slower * dice.choice([1.0, 1.05, 1.1])
-        learning.step(4, width)
-        learning.chunk(0, None)
-        rows = [RowResult(n, [1]) for n in range(4)]
-        learning.learn(Outcome(rows=rows, gap=seconds))
-        return width, seconds
-
-    alone = sorted(gap([], 1.0)[1] for _ in range(400))
-    beside = [gap(SURE, dice.choice([1.3, 1.4, 1.5, 1.6])) for _ in range(500)]
-    assert max(seconds for _, seconds in beside) < 2.5 * alone[-4]
-    quiet = [gap(SURE, 1.0) for _ in range(1000)]
-    assert sum(width for width, _ in quiet[500:]) > 500, "when all is quiet they guess again"
+def test_nothing_is_drafted_before_a_step_was_measured() -> None:
+    assert _drafted(0.99, 1, Pacing(10.0, 512)) == 0
 
 
-def test_a_step_says_once_how_late_it_was() -> None:
-    told: list[float] = []
-
-    class Told(LatencyModel):
-        def saw_lateness(self, times: float) -> None:
-            told.append(times)
-            super().saw_lateness(times)
-
-    latency = Told(512)
-    learning = Learning(latency, Speculation(4, latency), pipelined=False)
-    for width, seconds in ((0, 0.03), (2, 0.05), (2, 0.02)):  # the last is shorter than a plain one
-        learning.step(4, width)
-        learning.chunk(0, None)
-        learning.learn(Outcome(rows=[RowResult(n, [1]) for n in range(4)], gap=seconds))
-    assert len(told) == 3
+def test_draft_tokens_keep_the_promise_and_leave_prompts_half_of_the_room() -> None:
+    alone = _drafted(0.99, 4, _pacing(max_stall=2.6))
+    assert 0 < alone <= 12
+    beside = _drafted(0.99, 4, _pacing(max_stall=2.6), prompts=True)
+    assert 0 < beside <= 6
+    assert _drafted(0.99, 4, _pacing(max_stall=1.0)) == 0
 
 
-def test_a_row_is_trusted_as_its_guesses_hold() -> None:
-    guesser = Guesser(HOPEFUL)
-    guesser.guess = Guess([1, 2, 3, 4], 3)
-    before = guesser.share
-    guesser.confirmed(4, 4)
-    assert guesser.share > before
+def test_a_row_is_trusted_as_its_draft_tokens_hold() -> None:
+    drafter = Drafter(PRIOR)
+    drafter.draft = Draft([1, 2, 3, 4], 3)
+    before = drafter.share
+    drafter.confirmed(4, 4)
+    assert drafter.share > before
     for _ in range(20):
-        guesser.confirmed(4, 0)
-    assert guesser.share < 0.05
+        drafter.confirmed(4, 0)
+    assert drafter.share < 0.05
     for _ in range(1000):
-        guesser.untried()
-    assert guesser.share > 0.5
+        drafter.untried()
+    assert drafter.share > 0.5
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3"])
@@ -190,16 +120,16 @@ def model(request: pytest.FixtureRequest) -> Any:
 
 
 class _Eager(Speculation):
-    """Guesses whatever it can, right or wrong."""
+    """Tries whatever it can, right or wrong."""
 
-    def width(self, shares: Any, rows: int) -> int:
-        return max((n for _, n in shares), default=0)
+    def _counts(self, rows: Any, drafters: Any, planned: Any, most: Any) -> list[int]:
+        return [len(d.draft.tokens) if d is not None else 0 for d in drafters]
 
 
 def _bench(model: Any, **more: Any) -> Bench:
     bench = Bench(model, speculate=4, **more)
     decider = bench.engine._decider
-    decider._speculation = decider._learning._speculation = _Eager(4, decider._latency)
+    decider._speculation = _Eager(4, decider._pacing)
     return bench
 
 
@@ -230,20 +160,20 @@ def test_seeds_mean_the_same_with_and_without(model: Any) -> None:
     assert _bench(model).run(submits) == Bench(model).run(submits)
 
 
-def test_rows_that_cannot_guess_sit_beside_those_that_do(model: Any) -> None:
+def test_rows_that_cannot_draft_sit_beside_those_that_do(model: Any) -> None:
     plain, scored = Sampling(temperature=0.0), Sampling(temperature=0.0, repetition_penalty=1.2)
     submits = [
         Submit(i, p, [Choice(0, i)], 25, scored if i % 2 else plain, logprobs=i % 3 or None)
         for i, p in enumerate(_prompts(5))
     ]
-    with_guesses, without = _bench(model), Bench(model)
-    assert with_guesses.run(submits) == without.run(submits)
+    with_drafts, without = _bench(model), Bench(model)
+    assert with_drafts.run(submits) == without.run(submits)
     for key, scores in without.logprobs.items():
-        reported = [s.logprob for s in with_guesses.logprobs[key]]
+        reported = [s.logprob for s in with_drafts.logprobs[key]]
         assert reported == pytest.approx([s.logprob for s in scores], abs=1e-4)
 
 
-def test_stops_and_aborts_in_the_middle_of_guesses(model: Any) -> None:
+def test_stops_and_aborts_in_the_middle_of_drafts(model: Any) -> None:
     prompt = _prompts(2)[1]
     whole = greedy_alone(model, prompt, 30)
     bench = _bench(model, cache=1 << 26)

@@ -12,7 +12,6 @@ from pictures import animated, painted
 from vision_kinds import VARIANTS
 from vision_models import picture
 
-from millrace.engine.cpu_pipeline import CpuPipeline
 from millrace.engine.sights import _array
 from millrace.models.vision.families import FAMILIES
 from millrace.models.vision.model import VisionLanguageModel
@@ -80,11 +79,10 @@ def test_text_is_what_the_text_tower_gives_by_itself(world: World) -> None:
     [
         {"prefill_chunk": 7, "max_running": 3},
         {"pipelined": True, "recurring": True, "max_running": 8},
-        {"forward": CpuPipeline(2).forward},
         {"speculate": 3},
         {"cache": 1 << 30, "prefill_chunk": 5},
     ],
-    ids=["chunks", "pipelined", "lanes", "guesses", "cache"],
+    ids=["chunks", "pipelined", "drafts", "cache"],
 )
 def test_rows_of_both_kinds_that_come_and_go_equal_those_alone(
     world: World, how: dict[str, Any]

@@ -38,23 +38,21 @@ def test_every_way_of_drawing_is_tried_and_none_fails(
     monkeypatch.setattr(Sampler, "draw", counted)
     runner = Runner(tiny.build("llama"), recurring=True)
     warm_up(runner, Sampler(backend()), rows, 64)
-    assert set(drawn) >= {1, runner.shapes.rows(rows)}
-    assert not len(runner) and not runner.nbytes
+    assert set(drawn) >= {1, rows}
+    assert not runner._sequences and not runner.nbytes
 
 
 @pytest.mark.parametrize("shape", ["llama", "qwen3_next"])
 def test_all_ranks_run_the_same_passes(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In each of them a group's ranks wait for one another."""
     passes: list[object] = []
-    for name in ("chunk", "together", "step"):
-        run = getattr(Runner, name)
+    run = Runner.run
 
-        def noted(self: Runner, *given: Any, run: Any = run, name: str = name, **more: Any) -> Any:
-            what = given[0].shape if name == "step" else given
-            passes.append((name, what, more))
-            return run(self, *given, **more)
+    def noted(self: Runner, tokens: mx.array, runs: Any, wanted: Any, **more: Any) -> Any:
+        passes.append((tokens.shape, list(runs), list(wanted), more))
+        return run(self, tokens, runs, wanted, **more)
 
-        monkeypatch.setattr(Runner, name, noted)
+    monkeypatch.setattr(Runner, "run", noted)
     seen: list[list[object]] = []
     for batch, backend in ((Batch, DeviceSampling), (FollowingBatch, HostSampling)):
         model = tiny.build(shape)

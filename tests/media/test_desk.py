@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from pictures import broken_files, data_uri, encoded, painted, picture_site, png
 
+from millrace import worker_pool
 from millrace.caller import current_caller
 from millrace.errors import BadPicture
 from millrace.media.claimed_size import claimed_pixels
@@ -108,7 +109,26 @@ def test_a_glance_is_a_picture_of_its_own() -> None:
     at_desk(work)
 
 
-def test_a_callers_slow_pictures_leave_a_process_for_others() -> None:
+def test_a_stopped_decoder_does_not_cost_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(desk: MediaDesk) -> None:
+        await gather(desk, [data_uri(png())])
+        stopped = desk._pool.pids()
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        more_than_a_pipe_holds = encoded(painted(300, 300, seed=5), "BMP")
+        assert await gather(desk, [data_uri(png(seed=4)), data_uri(more_than_a_pipe_holds)])
+        assert not set(stopped) & set(desk._pool.pids())
+
+    monkeypatch.setattr(worker_pool, "_LOOK_SECONDS", 0.05)
+    at_desk(work)
+
+
+def test_a_callers_slow_pictures_leave_a_process_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The stop stands for slowness here.
+    monkeypatch.setattr(worker_pool, "_STOPPED_LOOKS", 10_000)
+
     async def work(desk: MediaDesk) -> None:
         def found(caller: str, seed: int) -> asyncio.Task[Any]:
             current_caller.set(caller)

@@ -181,7 +181,7 @@ def test_a_slow_answer_to_a_name_is_given_up() -> None:
 def test_what_is_too_large_is_given_up(site: PictureSite, path: str) -> None:
     site.pages["/says-much"] = (200, {"Content-Length": str(1 << 40)}, b"x")
     site.pages["/says-absurd"] = (200, {"Content-Length": "9" * 19}, b"x")
-    with pytest.raises(BadPicture, match="larger than 1 MiB"):
+    with pytest.raises(BadPicture, match="larger than 1.0 MB"):
         fetched(site.url(path))
 
 

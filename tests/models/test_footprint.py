@@ -14,7 +14,7 @@ import pytest
 from millrace.config import EngineConfig, SpecPrefillConfig, Weights
 from millrace.errors import ModelError, SetupError
 from millrace.models import blas
-from millrace.models.footprint import MIB, device_budget, footprint, in_words
+from millrace.models.footprint import MIB, device_budget, footprint
 from millrace.serving.catalogue import ModelSpec
 from millrace.serving.metrics import Metrics
 from millrace.serving.opening import Opening, Workplace
@@ -152,9 +152,3 @@ def test_a_draft_is_counted_with_its_model(tmp_path: Path) -> None:
 
 def test_the_device_has_a_budget() -> None:
     assert (device_budget() or 0) > 100 * MIB
-
-
-def test_bytes_are_told_in_words() -> None:
-    assert [in_words(n) for n in (0, 999, 1000, 152_100_000_000)] == [
-        "0 B", "999 B", "1 kB", "152.1 GB",
-    ]  # fmt: skip

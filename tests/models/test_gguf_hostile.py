@@ -13,10 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import PYTHON
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf_files import EOS, HIDDEN, TOKENS, TYPES, write_gguf
 
 from millrace.errors import ModelError
 from millrace.models.gguf import convert
+from millrace.models.gguf.reader import open_gguf
 
 GIB = 1 << 30
 
@@ -98,6 +100,11 @@ WHOLE: dict[str, tuple[dict[str, object], str]] = {
         {"tensors": {"rope_freqs.weight": np.full(1000, np.nan, np.float32)}},
         "rope factors",
     ),
+    "rope-nan": ({"extra": {"llama.rope.freq_base": float("nan")}}, "'llama.rope.freq_base' is nan"),
+    "epsilon-inf": (
+        {"extra": {"llama.attention.layer_norm_rms_epsilon": float("inf")}},
+        "layer_norm_rms_epsilon' is inf",
+    ),
     "tokens": (
         {"tokens": ([*TOKENS[:EOS], "a" * 50_000, *TOKENS[EOS + 1 :]], TYPES)},
         "its tokens are too long",
@@ -118,6 +125,27 @@ def test_a_whole_file_whose_metadata_lies_is_refused(tmp_path: Path, name: str) 
         convert(path, tmp_path / "made")
     assert "bad.gguf" in caught.value.message or name == "factors"
     assert HIDDEN and not list((tmp_path / "made").iterdir()), "nothing is written"
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0", "Q8_0", "Q4_K", "Q6_K"])
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path, kind: str, value: float) -> None:
+    path = write_gguf(tmp_path / "bad.gguf", kind=GGMLQuantizationType[kind]).path
+    name = "blk.1.ffn_up.weight"
+    raw = open_gguf(path).tensors[name].raw
+    size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]][1]
+    at = path.read_bytes().index(raw.tobytes()) + 3 * size
+    spelled = {
+        "F32": np.float32(value).tobytes(),
+        "BF16": np.float32(value).tobytes()[2:],
+        "Q6_K": b"\1" * 208 + np.float16(value).tobytes(),  # codes and scales come first
+    }.get(kind, np.float16(value).tobytes())
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(spelled)
+    (tmp_path / "made").mkdir()
+    with pytest.raises(ModelError, match=rf"bad.gguf is corrupt: .*'{name}'.*NaN or infinite"):
+        convert(path, tmp_path / "made")
 
 
 def test_a_pipe_is_no_model_file(tmp_path: Path) -> None:

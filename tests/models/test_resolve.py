@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from gguf.constants import GGMLQuantizationType as Kind
@@ -304,6 +307,31 @@ def test_a_failed_fetch_is_explained(
     with pytest.raises(ModelError, match=words):
         resolve(None)
     assert made_names(home) == [] and leftovers(home) == []
+
+
+def test_a_full_disk_is_not_taken_for_a_network_that_fails(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.touch(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    for script in ("echo 'ERROR: [Errno 28] No space left on device'; exit 2", "exit 2"):
+        python.write_text(f"#!/bin/sh\n{script}\n")
+        with pytest.raises(ModelError, match="No space left on device. Make room there"):
+            resolve(None)
+        usage = shutil.disk_usage(home)._replace(free=50 * 10**6)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path, usage=usage: usage)
+    assert made_names(home) == [] and leftovers(home) == []
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", Mock(side_effect=_caused_by(full)))
+    with pytest.raises(ModelError, match="No space left on device. Make room there, or set HF_HUB"):
+        resolve("org/name")
+
+
+def _caused_by(cause: OSError) -> RuntimeError:
+    error = RuntimeError("Data processing error: CAS service error")
+    error.__cause__ = cause
+    return error
 
 
 def test_a_full_or_forbidden_home_is_explained(

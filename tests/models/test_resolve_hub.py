@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import fake_hub
 import pytest
 
-COMMIT = "a" * 40
 FILES = {
     "config.json": b'{"model_type": "llama"}',
     "tokenizer.json": b"{}",
@@ -36,58 +32,10 @@ except ModelError as error:
 """
 
 
-class Hub(BaseHTTPRequestHandler):
-    asked: list[str]
-
-    def do_GET(self) -> None:
-        self.answer(body=True)
-
-    def do_HEAD(self) -> None:
-        self.answer(body=False)
-
-    def answer(self, body: bool) -> None:
-        path = self.path.split("?")[0]
-        self.asked.append(path)
-        if path.startswith("/api/models/org/gated"):
-            self.reply(403, b"{}", body, {"X-Error-Code": "GatedRepo"})
-        elif path.startswith("/api/models/org/name/tree/"):
-            files = [
-                {"type": "file", "path": n, "size": len(c), "oid": hashlib.sha1(c).hexdigest()}
-                for n, c in FILES.items()
-            ]
-            self.reply(200, json.dumps(files).encode(), body, {})
-        elif path.startswith("/api/models/org/name"):
-            about = {"id": "org/name", "sha": COMMIT, "siblings": []}
-            self.reply(200, json.dumps(about).encode(), body, {})
-        elif path.startswith(f"/org/name/resolve/{COMMIT}/"):
-            content = FILES[path.rsplit("/", 1)[1]]
-            etag = f'"{hashlib.sha1(content).hexdigest()}"'
-            self.reply(200, content, body, {"ETag": etag, "X-Repo-Commit": COMMIT})
-        else:
-            self.reply(404, b"{}", body, {"X-Error-Code": "RepoNotFound"})
-
-    def reply(self, status: int, content: bytes, body: bool, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Type": "application/json", **headers}.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        if body:
-            self.wfile.write(content)
-
-    def log_message(self, *args: object) -> None:
-        pass
-
-
 @pytest.fixture
 def hub() -> Iterator[tuple[str, list[str]]]:
-    asked: list[str] = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Own", (Hub,), {"asked": asked}))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}", asked
-    server.shutdown()
-    server.server_close()
+    with fake_hub.serving({"org/name": FILES}) as running:
+        yield running.url, running.asked
 
 
 def ask(name: str, endpoint: str, tmp_path: Path) -> list[str]:

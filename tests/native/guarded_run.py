@@ -12,8 +12,11 @@ from typing import Any
 import numpy as np
 from native_models import Array, Kind, random_tokens, run
 
+from millrace.native import buffers, packing
 from millrace.native import model as native_model
-from millrace.native import packing, program
+from millrace.native.attention import BLOCK
+from millrace.native.items import NativeRun
+from millrace.native.memory import NativePools
 from millrace.native.model import NativeModel
 from millrace.native.packing import PackedMatrix
 
@@ -54,42 +57,43 @@ def copied(value: Any) -> Any:
     return value
 
 
-class Slots:
-    """A layer's caches as the engine's batches have them, in guarded memory that holds no numbers."""
+class GuardedPools(NativePools):
+    """Each layer's pages in guarded memory that holds no numbers."""
 
-    def __init__(self, rows: int, heads: int, width: int, size: int) -> None:
-        self.keys = guarded((rows, heads, width, size), np.float32)
-        self.values = guarded((rows, heads, width, size), np.float32)
-        self.keys[:] = self.values[:] = np.nan
-        self.places = [0] * rows
-        self.moved = 0
+    def _region(self, pages: int) -> Any:
+        memory = guarded((pages * self.page_bytes,), np.uint8)
+        memory[:] = 255
+        return memory
 
 
 def check(kind: Kind, threads: int, width: int, passes: list[tuple[int, list[int]]]) -> None:
-    """Passes are how many tokens each row runs, and how many of these hold."""
+    """Passes are the tokens that each sequence runs, and how many of these hold."""
     plain = kind.native(1)
     rows = len(passes[0][1])
     tokens = [random_tokens(width, seed) for seed in range(rows)]
     alone = [run(plain, row) for row in tokens]
     plan = copied(plain._plan)
     model = NativeModel(plan, threads, plain.args)
-    cache = [Slots(rows, plan.heads, width, plan.head_size) for _ in plan.layers]
-    ends = [0] * rows
+    each = -(-width // BLOCK)
+    # The last sequence has the first pages, and the very last page is of the first one.
+    tables = [[(rows - 1 - row) * each + page for page in range(each)] for row in range(rows)]
+    pools = GuardedPools(plan, rows * each)
+    places, ends = [0] * rows, [0] * rows
     for count, held in passes:
-        places = cache[0].places
+        runs = [NativeRun(place, count) for place in places]
         ends = [max(end, at + count) for end, at in zip(ends, places, strict=True)]
-        inputs = np.array([t[at : at + count] for t, at in zip(tokens, places, strict=True)])
-        logits = np.array(model(inputs, cache))  # type: ignore[arg-type]
-        for found, own, at in zip(logits, alone, places, strict=True):
-            assert found.tobytes() == own[at : at + count].tobytes()
-        for layer in cache:
-            layer.places = [at + good for at, good in zip(places, held, strict=True)]
-    assert max(ends) == width, "the last token stands at the very end"
-    for layer in cache:
-        for array in (layer.keys, layer.values):
-            for row, end in enumerate(ends):
-                assert np.isfinite(array[row, :, :end]).all()
-                assert np.isnan(array[row, :, end:]).all()
+        inputs = [i for t, at in zip(tokens, places, strict=True) for i in t[at : at + count]]
+        found = model.run_pages(inputs, runs, pools, tables, wanted=range(len(inputs)))
+        logits = np.array(found).reshape(rows, count, -1)
+        for row, own, at in zip(logits, alone, places, strict=True):
+            assert row.tobytes() == own[at : at + count].tobytes()
+        places = [at + good for at, good in zip(places, held, strict=True)]
+    assert max(ends) == width
+    for memory in (*pools.keys, *pools.values):
+        for table, end in zip(tables, ends, strict=True):
+            whole = memory[table].swapaxes(0, 1).reshape(plan.heads, -1, plan.head_size)
+            assert np.isfinite(whole[:, :end]).all()
+            assert np.isnan(whole[:, end:]).all()
 
 
 def check_kinds() -> None:
@@ -97,6 +101,8 @@ def check_kinds() -> None:
     check(Kind(bits=4, more=window), 1, 293, [(150, [150]), (1, [1]), (141, [141]), (1, [1])])
     check(Kind(bits=8, group=32), 2, 61, [(40, [40, 9]), (6, [6, 1]), (9, [9, 9]), (6, [6, 6])])
     check(Kind(heads=(8, 1), head_size=128), 2, 133, [(131, [131] * 3), (1, [1] * 3), (1, [1] * 3)])
+    check(Kind(heads=(3, 1)), 2, 128, [(120, [120, 120]), (1, [1, 1]), (7, [7, 7])])
+    check(Kind(heads=(3, 1)), 2, 256, [(255, [255]), (1, [1])])
     check(Kind("qwen3", heads=(7, 1)), 3, 141, [(13, [13]), (127, [127]), (1, [1])])
     check(Kind("qwen2", hidden=256, layers=1), 2, 17, [(16, [16] * 9), (1, [1] * 9)])
     check(Kind(heads=(96, 1), layers=1), 1, 18, [(7, [7]), (10, [10]), (1, [1])])
@@ -108,8 +114,8 @@ def main() -> None:
     global SIDE
     faulthandler.enable()
     tables = native_model.PassTables, native_model.Buffers
-    assert tables == (program.PassTables, program.Buffers)
-    program.aligned = guarded  # type: ignore[assignment]
+    assert tables == (buffers.PassTables, buffers.Buffers)
+    buffers.aligned = guarded  # type: ignore[assignment]
     assert packing.aligned is not guarded
     for side in ("end", "begin"):
         SIDE = side

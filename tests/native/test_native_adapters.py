@@ -8,8 +8,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from adapters_help import SMALL, Pairs, linear_shapes, merge, random_pairs
-from mlx_lm.models.cache import KVCache
 from native.native_models import Kind, plain_cache, random_tokens, run
+from native.native_pages import PagedSequences
 
 from millrace.models.adapters.folder import Factors
 from millrace.native.model import NativeModel
@@ -76,13 +76,14 @@ def test_rows_of_many_adapters_have_the_bits_that_each_has_alone(kind: Kind, thr
         cache = plain_cache(model)
         pieces = [run_with(model, slot, prompt[a:b], cache) for a, b in ((0, 4), (4, 5), (5, 6))]
         alone.append(np.concatenate(pieces))
-    caches = [KVCache() for _ in model.layers]
-    together = []
+    sequences = PagedSequences(model)
+    together: dict[int, list[Any]] = {number: [] for number in range(len(slots))}
     for a, b in ((0, 1), (1, 5), (5, 6)):
-        model.adapters.use(slots)
-        part = mx.array([p[a:b] for p in prompts], mx.int32)
-        together.append(np.array(model(part, cache=caches)))
-    assert np.array_equal(np.concatenate(together, axis=1), np.stack(alone))
+        found = sequences.run({n: p[a:b] for n, p in enumerate(prompts)}, slots)
+        for number, logits in found.items():
+            together[number].append(logits)
+    for number, own in enumerate(alone):
+        assert np.array_equal(np.concatenate(together[number]), own)
 
 
 def test_a_slot_that_is_removed_leaves_the_others_and_its_memory() -> None:
@@ -106,4 +107,4 @@ def test_a_batch_without_adapters_runs_the_program_it_always_ran() -> None:
     plain = KINDS[0].native()
     run(plain, [5])
     (wanted,) = plain._programs.values()
-    assert len(program.records) == len(wanted.records) and not program.adapting
+    assert len(program.records) == len(wanted.records) and not program.stages.adapting

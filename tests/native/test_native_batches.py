@@ -1,7 +1,10 @@
-"""A batch as the engine runs it: rows of unequal length in slots, rows that come and go, guesses of several
-tokens, prompts in chunks and prompts that go on from kept state. Each row has the bits it has alone."""
+"""Sequences as the engine runs them: of unequal length in one pass, coming and going, with draft tokens of
+which some hold, with pieces of prompts beside rows, and prompts that go on from kept state. Each has the
+bits that it has alone."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -13,9 +16,8 @@ pytest.importorskip("llvmlite")
 
 from native_models import Array, Kind, random_tokens, run
 
-from millrace.cache.state import restore
-from millrace.engine.memory import Rectangle
-from millrace.engine.runner import Runner
+from millrace.cache.state import RestoredState
+from millrace.engine.runner import Runner, SequenceRun
 from millrace.native.model import NativeModel
 
 LENGTH = 180
@@ -32,7 +34,7 @@ KINDS = {
 
 
 class Alone:
-    """Rows of tokens, and the logits that each has by itself."""
+    """Sequences of tokens, and the logits that each has by itself."""
 
     def __init__(self, kind: Kind) -> None:
         self.model: NativeModel = kind.native()
@@ -45,136 +47,174 @@ def alone(request: pytest.FixtureRequest) -> Alone:
     return Alone(KINDS[request.param])
 
 
-def prefill(runner: Runner, job: int, tokens: list[int], width: int, *borders: int) -> None:
-    runner.begin(job, width)
+def launch(runner: Runner, runs: list[tuple[int, list[int]]]) -> list[Array]:
+    """Run these tokens of each sequence in one pass: the logits of all of them."""
+    tokens = [token for _, some in runs for token in some]
+    parts = [SequenceRun(number, len(some)) for number, some in runs]
+    logits = runner.run(mx.array(tokens, mx.int32), parts, range(len(tokens)))
+    return np.split(np.array(logits), np.cumsum([part.count for part in parts])[:-1])
+
+
+def prefill(runner: Runner, number: int, tokens: list[int], *borders: int) -> None:
+    """Begin a sequence, with these tokens in pieces and no logits."""
+    runner.begin(number)
     for a, b in zip([0, *borders], [*borders, len(tokens)], strict=True):
         if a < b:
-            runner.chunk(job, tokens[a:b], b - a, beside=False, scored=False)
+            piece = mx.array(tokens[a:b], mx.int32)
+            assert runner.run(piece, [SequenceRun(number, b - a)], []) is None
 
 
-def step(runner: Runner, alone: Alone, batch: list[list[int]], count: int) -> None:
-    """Run so many more tokens of each row of a batch, and compare; rows are [number, place]."""
-    inputs = [alone.rows[n][at : at + count] for n, at in batch]
-    logits = np.array(runner.step(mx.array(inputs, mx.int32)))
-    for found, (n, at) in zip(logits, batch, strict=True):
-        assert found.tobytes() == alone.logits[n][at : at + count].tobytes()
+def step(runner: Runner, alone: Alone, numbers: list[int], counts: list[int]) -> None:
+    """Run more tokens of sequences that go by their row's number, and compare."""
+    runs = []
+    for number, count in zip(numbers, counts, strict=True):
+        at = runner.length(number)
+        runs.append((number, alone.rows[number][at : at + count]))
+    before = [runner.length(number) for number in numbers]
+    for found, number, at, (_, some) in zip(
+        launch(runner, runs), numbers, before, runs, strict=True
+    ):
+        assert found.tobytes() == alone.logits[number][at : at + len(some)].tobytes()
 
 
-def test_rows_of_unequal_length_have_the_bits_they_have_alone(alone: Alone) -> None:
+def keep(runner: Runner, number: int, length: int) -> Any:
+    """The first tokens of a sequence as the prefix cache keeps them."""
+    return runner.segments(pack=False).keep(runner.state_of(number), 0, length)
+
+
+def held(runner: Runner, kept: Any) -> list[Any]:
+    """What lies in kept pages."""
+    return list(runner.segments(pack=False).payload(kept).arrays.values())
+
+
+def restored(runner: Runner, number: int, length: int, kept: Any) -> None:
+    """Begin a sequence with the first tokens of kept state."""
+    caches = runner.make_caches()
+    pages = runner.segments(pack=False).restore(caches, runner.layout, [kept], length)
+    runner.begin(number)
+    runner.adopt(number, RestoredState(caches, pages), length)
+
+
+def test_sequences_of_unequal_length_have_the_bits_they_have_alone(alone: Alone) -> None:
     runner = Runner(alone.model)
-    batch: list[list[int]] = []
+    numbers: list[int] = []
     for number, length in enumerate((1, 150, 37, 16, 129, 64)):
-        prefill(runner, number, alone.rows[number][:length], length + 1, length // 3)
-        runner.reserve(Rectangle(number + 1, 176))
-        runner.join(number, 1, length)
-        batch.append([number, length])
+        prefill(runner, number, alone.rows[number][:length], length // 3)
+        numbers.append(number)
         for _ in range(2):
-            step(runner, alone, batch, 1)
-            batch = [[n, at + 1] for n, at in batch]
-    # Rows leave, and the last ones take their places.
-    runner.keep_rows([5, 1, 2])
-    batch = [batch[5], batch[1], batch[2]]
-    for count in (1, 4, 2, 1):
-        step(runner, alone, batch, count)
-        if count > 1:
-            runner.advance([count] * 3)
-        batch = [[n, at + count] for n, at in batch]
+            step(runner, alone, numbers, [1] * len(numbers))
+    for number in (0, 3, 4):
+        runner.drop(number)
+    for counts in ([1, 1, 1], [4, 1, 2], [2, 5, 3], [1, 1, 1]):
+        step(runner, alone, [5, 1, 2], counts)
+
+
+def test_prompts_beside_rows_have_the_bits_they_have_alone(alone: Alone) -> None:
+    """Whatever shares a pass, in whatever order: one token of a row, and pieces of prompts."""
+    runner = Runner(alone.model)
+    for number in range(6):
+        runner.begin(number)
+    for order in ([0, 1], [1, 0, 2], [2, 3, 1, 0], [5, 4, 3, 2, 1, 0]):
+        for counts in ([1] * 6, [1, 1, 17, 30, 1, 2], [25, 1, 3, 1, 40, 1], [13] * 6):
+            left = [LENGTH - runner.length(number) for number in order]
+            taken = [min(count, room) for count, room in zip(counts, left, strict=False)]
+            some = [(n, count) for n, count in zip(order, taken, strict=True) if count]
+            step(runner, alone, [n for n, _ in some], [count for _, count in some])
 
 
 @settings(max_examples=12)
 @given(
     st.lists(st.integers(1, 140), min_size=1, max_size=6),
     st.lists(st.tuples(st.integers(1, 6), st.integers(0, 2**30)), min_size=1, max_size=8),
-    st.integers(0, 63),
 )
-def test_guesses_that_hold_in_part_leave_every_row_its_bits(
-    alone: Alone, lengths: list[int], steps: list[tuple[int, int]], more: int
+def test_draft_tokens_that_hold_in_part_leave_every_sequence_its_bits(
+    alone: Alone, lengths: list[int], steps: list[tuple[int, int]]
 ) -> None:
-    """Rows go on by as many tokens as held, each by its own; widths are whatever they are."""
+    """Sequences go on by the tokens that held, each by its own, with drafts of its own length."""
     runner = Runner(alone.model)
-    width = max(lengths) + sum(count for count, _ in steps) + more
-    runner.reserve(Rectangle(len(lengths), width))
-    batch = []
     for number, length in enumerate(lengths):
-        prefill(runner, number, alone.rows[number][:length], length, length // 2)
-        runner.join(number, 1, length)
-        batch.append([number, length])
-    for count, seed in steps:
-        count = min(count, LENGTH - max(at for _, at in batch))
-        if count < 1:
-            break
-        inputs, held = [], []
-        for row, (n, at) in enumerate(batch):
-            right = 1 + (seed >> (4 * row)) % count
+        prefill(runner, number, alone.rows[number][:length], length // 2)
+    for most, seed in steps:
+        runs, held = [], []
+        for number in range(len(lengths)):
+            at = runner.length(number)
+            count = min(1 + (seed >> number) % most, LENGTH - at)
+            if count < 1:
+                continue
+            right = 1 + (seed >> (4 * number)) % count
             wrong = random_tokens(count - right, seed)
-            inputs.append(alone.rows[n][at : at + right] + wrong)
-            held.append(right)
-        logits = np.array(runner.step(mx.array(inputs, mx.int32)))
-        for found, right, (n, at) in zip(logits, held, batch, strict=True):
-            assert found[:right].tobytes() == alone.logits[n][at : at + right].tobytes()
-        if count > 1:
-            runner.advance(held)
-        batch = [[n, at + right] for (n, at), right in zip(batch, held, strict=True)]
+            runs.append((number, alone.rows[number][at : at + right] + wrong))
+            held.append((at, right))
+        if not runs:
+            break
+        logits = launch(runner, runs)
+        for (number, _), (at, right), found in zip(runs, held, logits, strict=True):
+            assert found[:right].tobytes() == alone.logits[number][at : at + right].tobytes()
+            runner.cut(number, at + right)
 
 
-def test_memory_that_changes_its_size_keeps_every_row(alone: Alone) -> None:
+def test_pools_that_grow_keep_every_sequence(alone: Alone) -> None:
     runner = Runner(alone.model)
-    for number in range(3):
-        prefill(runner, number, alone.rows[number][: 40 + number], 41 + number)
-        runner.reserve(Rectangle(number + 1, 43))
-        runner.join(number, 1, 40 + number)
-    batch = [[n, 40 + n] for n in range(3)]
-    for slots, width in ((3, 43), (5, 101), (3, 45), (3, 179)):
-        runner.reserve(Rectangle(slots, width))
-        step(runner, alone, batch, 1)
-        batch = [[n, at + 1] for n, at in batch]
+    prefill(runner, 0, alone.rows[0][:40])
+    prefill(runner, 1, alone.rows[1][:140])
+    sizes = {len(runner._pools[0])}
+    for number in range(6, 200):
+        prefill(runner, number, alone.rows[number % 6][:3])
+        if len(runner._pools[0]) not in sizes:
+            sizes.add(len(runner._pools[0]))
+            step(runner, alone, [0, 1], [1, 1])
+    assert len(sizes) > 3
+    step(runner, alone, [1, 0], [2, 5])
 
 
-def test_copies_of_a_row_go_their_own_ways(alone: Alone) -> None:
+def test_copies_of_a_sequence_go_their_own_ways(alone: Alone) -> None:
     runner = Runner(alone.model)
     shared = alone.rows[0][:50]
-    prefill(runner, 0, shared, 51)
-    runner.reserve(Rectangle(3, 80))
-    runner.join(0, 3, 50)
+    prefill(runner, 0, shared)
+    runner.fork(0, [1, 2, 3])
     tails = [random_tokens(5, seed) for seed in (20, 21, 22)]
     for at in range(5):
-        logits = np.array(runner.step(mx.array([[tail[at]] for tail in tails], mx.int32)))
-    for tail, found in zip(tails, logits, strict=True):
-        assert found[0].tobytes() == run(alone.model, shared + tail)[-1].tobytes()
+        found = launch(runner, [(n, [tail[at]]) for n, tail in enumerate(tails, start=1)])
+    for tail, logits in zip(tails, found, strict=True):
+        assert logits[0].tobytes() == run(alone.model, shared + tail)[-1].tobytes()
 
 
 def test_kept_state_is_not_written_over_by_those_who_go_on_from_it(alone: Alone) -> None:
     runner = Runner(alone.model)
-    prefill(runner, 0, alone.rows[0][:70], 71)
-    kept = runner.prompt_state(0).segment(0, 70, False)
+    prefill(runner, 0, alone.rows[0][:70])
+    kept = keep(runner, 0, 70)
     before = None
     for _ in range(2):
-        for job, tail in enumerate((alone.rows[0][70:90], random_tokens(20, 30)), start=1):
-            caches = restore(runner.make_caches(), runner.layout, 64, [kept], None, None)
-            runner.adopt(job, caches, 100)
-            runner.chunk(job, alone.rows[0][64:70] + tail, 26, beside=False, scored=False)
-        found = [np.array(array) for array in kept.arrays]
+        for number, tail in enumerate((alone.rows[0][70:90], random_tokens(20, 30)), start=1):
+            restored(runner, number, 64, kept)
+            launch(runner, [(number, alone.rows[0][64:70] + tail)])
+        found = [np.array(array) for array in held(runner, kept)]
         assert before is None or all(map(np.array_equal, before, found))
         before = found
-    runner.reserve(Rectangle(1, 100))
-    runner.join(1, 1, 90)
-    step(runner, alone, [[0, 90]], 1)
+    (logits,) = launch(runner, [(1, alone.rows[0][90:91])])
+    assert logits.tobytes() == alone.logits[0][90:91].tobytes()
 
 
-def test_a_row_s_kept_state_outlives_the_row_in_its_slot(alone: Alone) -> None:
-    """Kept lazily, and the slot is taken by a row that has nothing to copy into it."""
+def test_kept_state_outlives_the_sequence_whose_pages_others_take(alone: Alone) -> None:
     runner = Runner(alone.model)
-    runner.reserve(Rectangle(2, 64))
     for number in range(2):
-        prefill(runner, number, alone.rows[number][:30], 31)
-        runner.join(number, 1, 30)
-    step(runner, alone, [[0, 30], [1, 30]], 1)
-    kept = runner.row_state(1).segment(0, 31, False)
-    runner.keep_rows([0])
-    runner.join(7, 1, 0)
-    step(runner, alone, [[0, 31], [2, 0]], 1)
-    mx.eval(kept.arrays)
-    caches = restore(runner.make_caches(), runner.layout, 31, [kept], None, None)
-    runner.adopt(3, caches, 40)
-    found = runner.chunk(3, alone.rows[1][31:36], 5, beside=False, scored=True)
-    assert np.array(found)[0].tobytes() == alone.logits[1][31:36].tobytes()
+        prefill(runner, number, alone.rows[number][:30])
+    step(runner, alone, [0, 1], [1, 1])
+    kept = keep(runner, 1, 31)
+    runner.drop(1)
+    prefill(runner, 2, alone.rows[2][:40])
+    step(runner, alone, [0, 2], [1, 1])
+    restored(runner, 1, 31, kept)
+    step(runner, alone, [1], [5])
+
+
+def test_a_pass_that_raises_leaves_every_sequence_as_it_was(alone: Alone) -> None:
+    runner = Runner(alone.model)
+    for number, length in enumerate((20, 127)):
+        prefill(runner, number, alone.rows[number][:length])
+    used = runner.nbytes
+    with pytest.raises(ValueError, match="Token ids"):
+        launch(runner, [(0, [1, 2]), (1, [3, 10**6])])
+    assert [runner.length(n) for n in range(2)] == [20, 127]
+    assert runner.nbytes == used
+    step(runner, alone, [0, 1], [2, 2])

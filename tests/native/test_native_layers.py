@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models.cache import make_prompt_cache
 
 from millrace.config import EngineConfig
-from millrace.engine.runner import Runner
+from millrace.engine.runner import Runner, SequenceRun
 from millrace.models import load, placement
 from millrace.native.linear import OwnEmbedding, OwnLinear
 
@@ -104,7 +104,7 @@ def test_a_row_gives_the_same_bits_in_any_company() -> None:
         assert np.array_equal(np.array(layer(x[:count])), together[:count])
 
 
-def test_a_chunk_spares_the_head() -> None:
+def test_a_pass_spares_the_head_of_tokens_whose_logits_nobody_wants() -> None:
     own = _placed("olmo2")
     runner = Runner(own)
     sizes: list[int] = []
@@ -113,12 +113,17 @@ def test_a_chunk_spares_the_head() -> None:
     own.own_products.rows = lambda matrix, x: (
         (sizes.append(len(x)) if matrix is head._matrix else None) or rows(matrix, x)
     )
-    runner.begin(1, 64)
-    assert runner.chunk(1, list(range(40)), 40, beside=False, scored=False) is None
-    assert not sizes
-    runner.begin(2, 64)
-    scored = runner.chunk(2, list(range(40)), 40, beside=False, scored=True)
-    assert scored is not None and scored.shape == (1, 40, 500)
+    tokens = mx.arange(40, dtype=mx.int32)
+    runner.begin(1)
+    assert runner.run(tokens, [SequenceRun(1, 40)], []) is None
+    runner.wait()
+    assert sum(sizes) <= 1
+    sizes.clear()
+    runner.begin(2)
+    scored = runner.run(tokens, [SequenceRun(2, 40)], [7, 39])
+    assert scored is not None and scored.shape == (2, 500)
+    mx.eval(scored)
+    assert sizes == [2]
 
 
 def test_a_model_that_our_layers_do_not_suit_is_widened(

@@ -9,9 +9,9 @@ import pytest
 pytest.importorskip("llvmlite")
 
 from native_models import Kind, in_pieces, logprobs, plain_cache, random_tokens, run
+from native_pages import PagedSequences
 
-from millrace.engine.memory import Rectangle
-from millrace.engine.runner import Runner
+from millrace.native import model as native_model
 
 LONG = random_tokens(1500)
 
@@ -40,20 +40,17 @@ def test_the_last_tokens_of_long_rows_one_by_one_on_any_threads() -> None:
         assert found.tobytes() == whole[:1302].tobytes()
 
 
-def test_one_long_row_and_short_ones_in_a_batch() -> None:
+def test_one_long_sequence_and_short_ones_in_a_pass() -> None:
     model = Kind(heads=(2, 1)).native()
-    runner = Runner(model)
+    sequences = PagedSequences(model)
     rows = [LONG, random_tokens(30, 1), random_tokens(300, 2)]
-    runner.reserve(Rectangle(3, 1411))
     for number, length in enumerate((1407, 3, 255)):
-        runner.begin(number, length)
-        runner.chunk(number, rows[number][:length], length, beside=False, scored=False)
-        runner.join(number, 1, length)
-    for step in range(4):
-        inputs = [row[at + step] for row, at in zip(rows, (1407, 3, 255), strict=True)]
-        logits = np.array(runner.step(mx.array(inputs, mx.int32)[:, None]))
-    for row, at, found in zip(rows, (1411, 7, 259), logits, strict=True):
-        assert found[0].tobytes() == run(model, row[:at])[-1].tobytes()
+        sequences.prefill(number, rows[number][:length])
+    for _ in range(4):
+        found = sequences.run({n: [row[sequences.length(n)]] for n, row in enumerate(rows)})
+    for number, row in enumerate(rows):
+        whole = run(model, row[: sequences.length(number)])
+        assert found[number][0].tobytes() == whole[-1].tobytes()
 
 
 def test_caches_and_tables_grow_while_rows_stay_what_they_are() -> None:
@@ -68,10 +65,21 @@ def test_caches_and_tables_grow_while_rows_stay_what_they_are() -> None:
     assert np.concatenate(found).tobytes() == fresh.tobytes()
 
 
-def test_many_sizes_of_passes_are_forgotten_and_come_again() -> None:
+def test_passes_of_all_sizes_share_a_few_programs() -> None:
     model = Kind(layers=1).native()
-    first = run(model, LONG[:80])
-    for count in range(1, 80):
+    first = run(model, LONG[:100])
+    for count in range(1, 100):
         assert run(model, LONG[:count]).tobytes() == first[:count].tobytes()
-    assert len(model._programs) <= 64
-    assert run(model, LONG[:80]).tobytes() == first.tobytes()
+    assert len(model._programs) <= 10
+    assert run(model, LONG[:100]).tobytes() == first.tobytes()
+
+
+def test_programs_that_are_too_many_are_forgotten_and_come_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(native_model, "_MOST_PROGRAMS", 2)
+    model = Kind(layers=1).native()
+    first = run(model, LONG[:40])
+    for count in (1, 2, 4, 8, 12, 1, 40):
+        assert run(model, LONG[:count]).tobytes() == first[:count].tobytes()
+        assert len(model._programs) <= 2

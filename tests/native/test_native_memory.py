@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
@@ -14,10 +15,11 @@ import pytest
 pytest.importorskip("llvmlite")
 
 from native_models import VOCAB, Kind, plain_cache, random_tokens, run
+from native_pages import PagedSequences
 
-from millrace.engine.memory import Rectangle
-from millrace.engine.runner import Runner
 from millrace.native import library
+from millrace.native.attention import BLOCK
+from millrace.native.items import NativeRun
 
 HERE = Path(__file__).parent
 
@@ -40,34 +42,28 @@ def test_padded_rows_have_room(first: int) -> None:
     model = Kind().native()
     run(model, random_tokens(first))
     assert model._buffers is not None
-    count = model._buffers.tokens
+    count = len(model._buffers.x)
     run(model, random_tokens(count))
-    assert model._buffers.tokens >= library.padded_rows(count)
+    assert len(model._buffers.x) >= library.padded_rows(count)
     assert len(model._buffers.logits) >= library.padded_rows(count)
 
 
-@pytest.mark.parametrize("width", [33, 47, 50])
-def test_only_the_rows_next_places_are_written(width: int) -> None:
+@pytest.mark.parametrize("length", [33, 127, 254])
+def test_only_the_sequences_next_places_are_written(length: int) -> None:
     model = Kind().native()
-    runner = Runner(model)
-    # Slots beyond the batch's rows, which nobody has yet.
-    runner.reserve(Rectangle(4, width))
-    for number, length in enumerate((width - 3, 5)):
-        runner.begin(number, length)
-        runner.chunk(number, random_tokens(length), length, beside=False, scored=False)
-        runner.join(number, 1, length)
-    before = []
-    for layer in runner._batch:
-        layer.keys[2:], layer.values[2:] = mx.nan, mx.nan
-        before.append((np.array(layer.keys), np.array(layer.values)))
-    runner.step(mx.array([[1, 2, 3], [4, 5, 6]], mx.int32))
-    runner.advance([3, 3])
-    for layer, old in zip(runner._batch, before, strict=True):
-        for now, then in zip((np.array(layer.keys), np.array(layer.values)), old, strict=True):
-            for row, at in enumerate((width - 3, 5)):
-                assert (now[row, :, at : at + 3] != then[row, :, at : at + 3]).all()
-                now[row, :, at : at + 3] = then[row, :, at : at + 3]
-            assert now.tobytes() == then.tobytes()
+    sequences = PagedSequences(model, 6)
+    for number, count in enumerate((length, 5)):
+        sequences.prefill(number, random_tokens(count))
+    memory = [*sequences.pools.keys, *sequences.pools.values]
+    before = [pool.copy() for pool in memory]
+    sequences.run({0: [1, 2, 3], 1: [4, 5, 6]})
+    for now, then in zip(memory, before, strict=True):
+        for number, first in enumerate((length, 5)):
+            for place in range(first, first + 3):
+                at = sequences.tables[number].pages[place // BLOCK], slice(None), place % BLOCK
+                assert np.isfinite(now[at]).all() and np.isnan(then[at]).all()
+                then[at] = now[at]
+        assert now.tobytes() == then.tobytes()
 
 
 @pytest.mark.parametrize("token", [VOCAB, VOCAB + 60, -1, 2**31 - 1, -(2**31)])
@@ -78,18 +74,66 @@ def test_tokens_outside_the_vocabulary_are_refused(token: int) -> None:
     assert np.isfinite(run(model, [1, VOCAB - 1, 2])).all()
 
 
-def test_rows_without_room_for_their_tokens_are_refused() -> None:
+def test_what_would_lead_kernels_beyond_their_memory_is_refused() -> None:
     model = Kind(layers=1).native()
-    runner = Runner(model)
-    runner.reserve(Rectangle(1, 20))
-    runner.begin(0, 18)
-    runner.chunk(0, random_tokens(18), 18, beside=False, scored=False)
-    runner.join(0, 1, 18)
-    runner.step(mx.array([[1, 2]], mx.int32))
-    with pytest.raises(ValueError, match="room"):
-        runner.step(mx.array([[1, 2, 3]], mx.int32))
-    with pytest.raises(ValueError, match="memory"):
-        model(mx.array([[1], [2]], mx.int32), runner._batch)
+    pools = model.pools(4)
+    run_two = partial(model.run_pages, [1, 2], [NativeRun(127, 2)], pools)
+    run_two([[1, 2]], wanted=[1])
+    with pytest.raises(ValueError, match="2 pages are needed"):
+        run_two([[1]], wanted=[1])
+    for page in (4, -1):
+        with pytest.raises(ValueError, match="one of 4"):
+            run_two([[1, page]], wanted=[1])
+    for wanted in ([2], [-1], [0, 1, 1]):
+        with pytest.raises(ValueError, match="wanted"):
+            run_two([[1, 2]], wanted=wanted)
+    for positions in ([1], [1, 2, 3], [3, -1]):
+        with pytest.raises(ValueError, match="positions"):
+            run_two([[1, 2]], wanted=[1], positions=positions)
+    with pytest.raises(ValueError, match="adapters"):
+        run_two([[1, 2]], wanted=[1], adapters=[1, 1])
+    with pytest.raises(ValueError, match="looked at"):
+        run_two([[1, 2]], wanted=[1], peek=True)
+    with pytest.raises(ValueError, match="runs"):
+        model.run_pages([1, 2, 3], [NativeRun(0, 2)], pools, [[1]], wanted=[1])
+    with pytest.raises(ValueError, match="2 sequences"):
+        model(mx.array([[1], [2]], mx.int32), model.make_cache())
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_pools_that_are_resized_keep_their_pages(
+    moves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the system can move a layer's memory, or it must be copied."""
+    model = Kind().native()
+    sequences = PagedSequences(model, 3)
+    tokens = random_tokens(250)
+    sequences.prefill(0, tokens[:200])
+    pools = sequences.pools
+    before = [pool[:3].copy() for pool in (*pools.keys, *pools.values)]
+    # Memory that somebody looks at cannot be moved.
+    seen = [] if moves else [*pools.keys, *pools.values]
+    for size in (4, 700, 5):
+        pools.resize(size)
+        assert len(pools) == size and len(pools.values[-1]) == size
+        for pool, old in zip((*pools.keys, *pools.values), before, strict=True):
+            assert pool[:3].tobytes() == old.tobytes()
+            assert not pool[3:].any()
+    found = sequences.run({0: tokens[200:]})[0]
+    assert found.tobytes() == run(model, tokens)[200:].tobytes()
+    assert all(old.shape[0] == 3 for old in seen)
+
+
+def test_pools_that_grow_are_not_held_twice() -> None:
+    """Nor do pages that nobody has written to take room."""
+    done = subprocess.run(
+        [sys.executable, str(HERE / "growing_pools.py")],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_memory_of_a_cache_that_lies_apart_is_gathered_first() -> None:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 pytest.importorskip("llvmlite")
 
 from native_models import Kind, in_pieces, logprobs, plain_cache, random_tokens, run
+from native_pages import PagedSequences
 
 from millrace.native.model import NativeModel
 from millrace.native.plan import plan
@@ -164,21 +165,23 @@ def test_any_number_of_threads_gives_the_same_bits(
     assert in_pieces(other, TOKENS, borders).tobytes() == whole
 
 
-def test_rows_side_by_side_give_the_same_bits(same_bits: tuple[NativeModel, bytes]) -> None:
+def test_sequences_in_a_pass_give_the_same_bits(same_bits: tuple[NativeModel, bytes]) -> None:
     model, whole = same_bits
-    cache = model.make_cache()
+    sequences = PagedSequences(model)
     others = [random_tokens(len(TOKENS), seed) for seed in range(1, 4)]
     rows = [others[0], TOKENS, *others[1:]]
-    found = [np.array(model(mx.array(rows)[:, a:b], cache)) for a, b in ((0, 90), (90, 150))]
-    assert np.concatenate(found, axis=1)[1].tobytes() == whole
+    found = [
+        sequences.run({number: row[a:b] for number, row in enumerate(rows)})[1]
+        for a, b in ((0, 90), (90, 150))
+    ]
+    assert np.concatenate(found).tobytes() == whole
 
 
 def test_passes_without_logits_leave_the_same_state(same_bits: tuple[NativeModel, bytes]) -> None:
     model, whole = same_bits
-    cache = model.make_cache()
-    assert model.run(mx.array([TOKENS[:97]]), cache, logits=False) is None
-    found = run(model, TOKENS[97:], cache)
-    assert whole.endswith(found.tobytes())
+    sequences = PagedSequences(model)
+    sequences.prefill(0, TOKENS[:97])
+    assert whole.endswith(sequences.run({0: TOKENS[97:]})[0].tobytes())
 
 
 def test_tokens_that_were_taken_back_leave_no_trace(same_bits: tuple[NativeModel, bytes]) -> None:

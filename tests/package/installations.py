@@ -49,9 +49,9 @@ class Installed:
         )
 
 
-def checkout(place: Path) -> Path:
+def checkout(place: Path, name: str = "checkout") -> Path:
     """A copy of what a build reads, so that it leaves nothing in the tree."""
-    folder = place / "checkout"
+    folder = place / name
     folder.mkdir(parents=True)
     for name in _PARTS:
         if (ROOT / name).is_dir():

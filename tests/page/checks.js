@@ -10,6 +10,44 @@ globalThis.checks = {
   /** What the focus is on, by name. */
   focused: () => document.activeElement.getAttribute("aria-label") || document.activeElement.textContent.trim(),
 
+  /** What lies under a toast, as the browser finds it at points all over it; that the page itself is there is fine. */
+  covered() {
+    const found = new Set();
+    for (const toast of document.querySelectorAll(".toast")) {
+      const { left, top, width, height } = toast.getBoundingClientRect();
+      for (let x = left + 2; x < left + width; x += 8) {
+        for (let y = top + 2; y < top + height; y += 6) {
+          for (const node of document.elementsFromPoint(x, y)) {
+            if (!toast.contains(node) && !node.contains(toast)) found.add(node.outerHTML.slice(0, 80));
+          }
+        }
+      }
+    }
+    return [...found];
+  },
+
+  /** Show toasts, as the page does. */
+  async toast(...texts) {
+    const { toast } = await import(document.querySelector("script[type=module]").src.replace("app.js", "dom.js"));
+    for (const text of texts) toast(text, "bad");
+  },
+
+  /** Of charts of many widths, spans and times of the day: those with too few labels of the time, or with labels that meet. */
+  async badTicks() {
+    const { clockTicks } = await import(document.querySelector("script[type=module]").src.replace("app.js", "plot.js"));
+    const found = [];
+    for (const width of [220, 300, 440, 700]) {
+      for (let span = 60; span <= 600; span += 17) {
+        for (let now = 1e9; now < 1e9 + 600; now += 19) {
+          const ticks = clockTicks(now - span, now, width);
+          const apart = ticks.length > 1 ? ((ticks[1][0] - ticks[0][0]) / span) * width : 0;
+          if (apart < 6.3 * ticks[0]?.[1].length) found.push([width, span, now, ticks.length]);
+        }
+      }
+    }
+    return found;
+  },
+
   /** What a screen reader has no name for. */
   unnamed: () =>
     [...document.querySelectorAll("button, input:not([hidden]), select, textarea, a[href]")]

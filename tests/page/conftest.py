@@ -25,7 +25,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 CHECKS = Path(__file__).with_name("checks.js")
 STRANGER = "attacker.example"
 """The name of a web site that points at this machine."""
-WIDE, NARROW = {"width": 1280, "height": 860}, {"width": 400, "height": 800}
+WIDE, NARROW = {"width": 1280, "height": 860}, {"width": 390, "height": 844}
 
 
 def _found() -> str | None:

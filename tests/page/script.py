@@ -5,6 +5,7 @@ Run as a program (`script.py FOLDER`) by the server's own interpreter: the brows
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -39,11 +40,13 @@ def flow(n: float, radius: float, slope: float) -> float:
 > The old millers knew it without the formula.
 """
 SECOND = "Once more: it is the water's way to the wheel."
-LONG = "The wheel turns and the water runs. " * 400
+LONG = "".join(f"The wheel turns and the water runs in year {n}. " for n in range(1, 301))
+LOOP = "The wheel goes round and round. " * 300
 THOUGHT = "The user asks about mills. I should be brief, and right about the formula."
 RULES = [
     Rule("mills", think(THOUGHT, ANSWER)),
     Rule("long", LONG),
+    Rule("circles", LOOP),
     Rule("weather", call("weather", place="Delft")),
     Rule("sunny", "It is **sunny** in Delft."),
     Rule("edited", "This answers the edited question."),
@@ -53,12 +56,19 @@ RULES = [
 
 def main(folder: Path) -> None:
     import vision_models
+    from api import tiny_folder
 
     from millrace.models.resolve import resolve
 
     default = resolve(None).path
+    built_in = folder / "visit" / "models" / "smollm2"
+    built_in.parent.mkdir(parents=True)
+    built_in.symlink_to(default)
+    tiny_folder.make(folder / "fetchable", default)
     make(folder / "miller", default, RULES, "thinking")
     make(folder / "second", default, [Rule("", SECOND)], "hermes")
+    recommended = {"temperature": 0.3, "top_p": 0.85, "top_k": 40}
+    (folder / "second" / "generation_config.json").write_text(json.dumps(recommended))
     vision_models.write("qwen2_vl", folder / "seer")
 
 

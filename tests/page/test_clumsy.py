@@ -97,7 +97,7 @@ def test_what_is_no_conversation_is_told_so(
 ) -> None:
     page = tab(served).page
     _import(page, tmp_path / "x.json", content)
-    page.wait_for_selector(".toast.bad:has-text('cannot be imported')")
+    page.wait_for_selector(".toast.bad:has-text('Import failed')")
     assert "undefined" not in page.locator(".toast").inner_text()
 
 
@@ -105,16 +105,16 @@ def test_where_the_browser_keeps_nothing_the_tab_does(served: Server, tab: Tab) 
     page = tab(served, script=FORBIDDEN).page
     ask(page, "Hello.")
     answered(page, 1)
-    page.wait_for_selector(".toast.bad:has-text('gone when the tab is closed')")
+    page.wait_for_selector(".toast.bad:has-text('lost when the tab is closed')")
     ask(page, "Once more.")
     answered(page, 2)
     assert page.locator(".toast.bad").count() <= 1, "it is told once"
     page.locator(".bar").get_by_label("New chat").click()
     page.locator(".talks li button").first.click()
     answered(page, 2)
-    page.get_by_label("Search conversations").fill("once MORE")
+    page.get_by_label("Search chats").fill("once MORE")
     until(page, "document.querySelector('.talks li')?.textContent.includes('Hello.')")
-    page.get_by_label("Light or dark").click()
+    page.get_by_label("Switch theme").click()
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
 
 
@@ -131,9 +131,9 @@ def test_two_tabs_do_not_lose_each_others_branches(served: Server, tab: Tab) -> 
     answered(first, 2)
     assert "Two, there." in first.locator(".turn.user").last.inner_text(), "it is shown, too"
     second.evaluate("globalThis.BroadcastChannel.prototype.postMessage = () => {}")
-    second.locator(".turn.assistant").last.get_by_label("Answer again").click()
+    second.locator(".turn.assistant").last.get_by_label("Regenerate").click()
     answered(second, 2)
-    first.locator(".turn.assistant").last.get_by_label("Answer again").click()
+    first.locator(".turn.assistant").last.get_by_label("Regenerate").click()
     answered(first, 2)
     first.reload()
     first.locator(".talks li button").first.click()
@@ -142,7 +142,7 @@ def test_two_tabs_do_not_lose_each_others_branches(served: Server, tab: Tab) -> 
     second.evaluate("delete globalThis.BroadcastChannel.prototype.postMessage")
     first.locator(".talks").get_by_label("Delete One.").click()
     first.get_by_role("button", name="Delete", exact=True).click()
-    first.wait_for_selector("text=No conversations yet.")
+    first.wait_for_selector("text=No chats yet.")
     second.close()
 
 
@@ -160,11 +160,11 @@ def test_a_long_text_that_is_pasted_becomes_a_file_and_ten_megabytes_are_refused
     page = tab(served).page
     page.wait_for_load_state("networkidle")
     page.evaluate(PASTE, ["x" * 10_000])
-    page.wait_for_selector(".toast.bad:has-text('texts may have')")
+    page.wait_for_selector(".toast.bad:has-text('text files may have')")
     page.evaluate(PASTE, ["word " * 10])
     page.wait_for_selector(".composer .file:has-text('pasted.txt')")
     assert page.get_by_label("Message", exact=True).input_value() == ""
-    page.get_by_label("Take pasted.txt away").click()
+    page.get_by_label("Remove pasted.txt").click()
     page.wait_for_selector(".composer .file", state="detached")
     page.get_by_label("Message", exact=True).fill("long " * 400_000)
     page.keyboard.press("Enter")
@@ -193,9 +193,9 @@ def test_a_server_that_dies_in_the_middle_and_comes_back(
     )
     server.process.kill()
     server.process.wait()
-    page.wait_for_selector(".turn.assistant .error:has-text('broke off'):not([hidden])")
+    page.wait_for_selector(".turn.assistant .error:has-text('was lost'):not([hidden])")
     assert "The wheel turns" in page.locator(".turn.assistant").inner_text(), "what came is kept"
-    page.get_by_label("Answer again").click()
+    page.get_by_label("Regenerate").click()
     page.wait_for_selector(".turn.assistant .error:has-text('cannot be reached'):not([hidden])")
     monkeypatch.setattr(conftest, "free_port", lambda: server.port)
     again = Server(folder, "--trust-remote-code").wait_ready()
@@ -213,7 +213,7 @@ def test_without_a_network_it_is_said_and_mended_by_itself(served: Server, tab: 
     ask(page, "Hello.")
     page.wait_for_selector(".turn.assistant .error:has-text('cannot be reached'):not([hidden])")
     page.context.set_offline(False)
-    page.get_by_label("Answer again").click()
+    page.get_by_label("Regenerate").click()
     until(
         page, "text => document.querySelector('.turn.assistant').textContent.includes(text)", SECOND
     )
@@ -253,7 +253,7 @@ def test_a_view_that_did_not_come_is_told_and_fetched_again(served: Server, tab:
 def test_a_page_of_another_version_says_that_it_is(served: Server, tab: Tab) -> None:
     page = tab(served, missing=("turn.js", "gone")).page
     ask(page, "Hello.")
-    page.wait_for_selector(".toast.bad:has-text('newer page')")
+    page.wait_for_selector(".toast.bad:has-text('newer version')")
 
 
 def test_a_hidden_tab_holds_no_connection_and_is_full_when_it_is_seen_again(
@@ -282,7 +282,7 @@ def test_names_of_models_requests_and_lines_of_the_log_are_only_text(
         headers={"x-request-id": RUN},
     )
     page = tab(served, "dashboard").page
-    page.get_by_role("button", name="Show the log").click()
+    page.get_by_role("button", name="Show log").click()
     page.wait_for_selector(".log div:has-text('<img src=x')")
     listed = served.http.get("/v1/models").json()
     listed["data"] = [HOSTILE | {"created": 0, "context_window": 1}]
@@ -302,8 +302,8 @@ def test_a_key_of_odd_letters_is_told_so(served: Server, tab: Tab) -> None:
     page = tab(served).page
     page.locator("#tools").get_by_label("API key").click()
     page.get_by_role("dialog").get_by_label("API key").fill("clé\u200b")
-    page.get_by_role("button", name="Unlock").click()
-    page.wait_for_selector("dialog .bad:has-text('plain ASCII')")
+    page.get_by_role("button", name="Continue").click()
+    page.wait_for_selector("dialog .bad:has-text('of ASCII')")
     page.keyboard.press("Escape")
     page.wait_for_selector("dialog", state="detached")
 
@@ -320,7 +320,7 @@ def test_a_screen_reader_has_a_name_for_everything(served: Server, tab: Tab, vie
     page.goto(f"{served.url}/#{view}")
     page.wait_for_selector("#main > *")
     if view == "chat":
-        page.get_by_label("How to answer").click()
+        page.get_by_label("Settings").click()
     tree = page.context.new_cdp_session(page).send("Accessibility.getFullAXTree")["nodes"]
     told = [
         (node["role"]["value"], node.get("name", {}).get("value", ""))
@@ -338,17 +338,17 @@ def test_by_tab_and_enter_alone_one_gets_everywhere(served: Server, tab: Tab) ->
     for _ in range(60):
         page.keyboard.press("Tab")
         seen.append(page.evaluate("checks.focused()"))
-        if seen[-1] == "Show the log":
+        if seen[-1] == "Show log":
             break
     assert seen[0] == "Skip to content"
-    assert {"Chat", "Models", "API key", "Light or dark", "Empty the cache"} <= set(seen)
+    assert {"Chat", "Models", "API key", "Switch theme", "Clear cache"} <= set(seen)
     page.keyboard.press("Enter")
     page.wait_for_selector(".log:not([hidden])")
     page.keyboard.press("?")
     page.wait_for_selector("dialog[open]")
     page.keyboard.press("Escape")
     page.wait_for_selector("dialog", state="detached")
-    assert page.evaluate("checks.focused()") == "Hide the log", "focus comes back to where it was"
+    assert page.evaluate("checks.focused()") == "Hide log", "focus comes back to where it was"
 
 
 def test_a_site_that_points_its_name_here_is_turned_away(served: Server, browser: Browser) -> None:

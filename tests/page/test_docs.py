@@ -13,7 +13,7 @@ Tab = Callable[..., Watched]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["1280", "400"])
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["1280", "390"])
 def test_every_endpoint_fits_and_can_be_read(
     served: Server, tab: Tab, size: dict[str, int], scheme: str
 ) -> None:

@@ -183,3 +183,16 @@ def test_what_cannot_work_is_said_before_anything_is_run(tmp_path: Path) -> None
         done = CliRunner().invoke(app, ["prove", *words])
         assert isinstance(done.exception, MillraceError), done.output
     assert not list(tmp_path.iterdir())
+
+
+def test_where_mlx_does_not_work_there_is_a_report_that_says_why(
+    tmp_path: Path, default_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = f"MLX crashed (SIGILL) in {tmp_path}/lib."
+    monkeypatch.setattr(doctor, "run_probe", lambda: (None, fault))
+    report = tmp_path / "proof.md"
+    done = CliRunner().invoke(app, ["prove", "--out", str(report)])
+    assert done.exit_code == 1 and "SIGILL" in done.output, done.output
+    text = report.read_text()
+    assert "MLX crashed (SIGILL) in [path]" in text and "| Python | " in text
+    assert json.loads(report.with_suffix(".json").read_text())["status"] == 1

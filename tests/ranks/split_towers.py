@@ -82,7 +82,7 @@ def _run(model: Any, sights: Sights, request: Submit) -> list[mx.array]:
     view = sights.view(request, len(request.prompt))
     caches = make_prompt_cache(model)
     length = len(request.prompt)
-    sight = sights.chunk(view, 0, length, length)
+    sight = sights.chunk(view, 0, length)
     found = [model(mx.array([request.prompt]), cache=caches, sight=sight)]
     mx.eval(found, [c.state for c in caches])
     deltas = mx.array([view.delta], mx.int32)

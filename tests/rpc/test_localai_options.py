@@ -53,6 +53,7 @@ def test_no_text_breaks_the_reading_of_options(entries: list[str]) -> None:
 def test_sampling_options_become_wishes() -> None:
     options = options_of(["temp:0.5", "max_tokens:7", "seed:-3", "top_k:5", "max_cache_entries:0"])
     assert options.overrides == {"temperature": 0.5, "max_tokens": 7, "seed": -3, "top_k": 5}
+    assert options_of(["loop_guard:true"]).overrides == {"loop_guard": True}
     assert not options.cache and options_of(["max_cache_entries:10"]).cache
 
 
@@ -60,7 +61,7 @@ def test_sampling_options_become_wishes() -> None:
     "entry",
     ["temp:nan", "temp:inf", "temp:-1", "temp:hot", "top_p:0", "top_p:true", "seed:1.5",
      "seed:99999999999999999999999", "max_tokens:0", "max_kv_size:-1", "trust_remote_code:7",
-     "max_cache_entries:many", "xtc_probability:2"],
+     "max_cache_entries:many", "xtc_probability:2", "loop_guard:1", "loop_guard:yes"],
 )  # fmt: skip
 def test_an_option_out_of_range_is_named(entry: str) -> None:
     with pytest.raises(MillraceError, match=r"^(the option|seed)"):

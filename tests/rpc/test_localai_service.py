@@ -18,6 +18,7 @@ from scripted import Rule, call, think
 from millrace.rpc.localai import wire
 
 COUNT = "one two three four five six seven eight nine ten"
+CIRCLE = "Off we go: " + "round and round, " * 100 + "home."
 LONG = " ".join(f"word{n}" for n in range(3000))
 ODD = "né 漢字 🙂👩‍🚀 \u2028 ﬁn"
 RULES = [
@@ -25,6 +26,7 @@ RULES = [
     Rule("both", call("get_weather", location="a") + "\n" + call("get_weather", location="ü")),
     Rule("count", COUNT),
     Rule("long", LONG),
+    Rule("circle", CIRCLE),
     Rule("odd", ODD),
     Rule("deep", think("Deep thought.", "Forty-two.")),
     Rule("json", '{"name": "mill"}'),
@@ -94,6 +96,19 @@ def _calls(replies: list[Any]) -> dict[int, list[Any]]:
 
 def _thoughts(replies: list[Any]) -> str:
     return "".join(d.reasoning_content for r in replies for d in r.chat_deltas)
+
+
+def test_the_loop_guard_is_asked_for_in_the_metadata(client: Client) -> None:
+    free = client.Predict(**_chat("circle"))
+    assert free.message.decode() == CIRCLE
+    guarded = _chat("circle", Metadata={"loop_guard": "true"})
+    whole = client.Predict(**guarded)
+    assert 257 <= whole.tokens < 300 < free.tokens
+    assert CIRCLE.startswith(whole.message.decode())
+    assert text_of(list(client.PredictStream(**guarded))).encode() == whole.message
+    wrong = _chat("circle", Metadata={"loop_guard": "maybe"})
+    status, message = refused(client.Predict, **wrong)
+    assert status is WRONG and "loop_guard" in message
 
 
 @pytest.mark.parametrize("say", ["count", "odd", "deep", "weather", "both"])

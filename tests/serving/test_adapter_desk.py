@@ -12,6 +12,7 @@ import pytest
 from millrace.config import AdapterConfig
 from millrace.errors import AdapterError, EngineUnavailable
 from millrace.protocol import AdapterLoaded, AdapterRefused, LoadAdapter, ToEngine, UnloadAdapter
+from millrace.serving import adapters
 from millrace.serving.adapters import AdapterDesk, AdapterLibrary, AdapterList
 
 used: list[int] = []
@@ -122,6 +123,46 @@ async def test_an_adapter_that_engines_die_of_is_given_up() -> None:
     assert desk.engine_gone() == {1}
     with pytest.raises(AdapterError, match="died"):
         await desk.settled()
+
+
+@on_a_loop
+async def test_an_engines_death_counts_against_the_adapter_that_it_was_loading_alone() -> None:
+    desk, _ = desk_of("a", "b", "c")
+    for _ in range(2):
+        desk.engine_ready()
+        desk.heard(loaded(1))
+        assert desk.engine_gone() == (set() if desk.list.all()[1].problem is None else {2})
+    desk.engine_ready()
+    a, b, c = desk.list.all()
+    assert desk.slot_of(a) == 1 and desk.slot_of(c) == 3
+    with pytest.raises(EngineUnavailable, match="Engines died"):
+        desk.slot_of(b)
+
+
+def test_an_adapter_that_engines_died_of_is_tried_again_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(adapters.time, "monotonic", lambda: now)
+    desk, sent = desk_of("a")
+    (adapter,) = desk.list.all()
+    for _ in range(2):
+        desk.engine_ready()
+        desk.engine_gone()
+    desk.engine_ready()
+    sent.clear()
+    now += 30
+    with pytest.raises(EngineUnavailable):
+        desk.slot_of(adapter)
+    now += 31
+    assert desk.slot_of(adapter) == 1 and sent == [LoadAdapter(1, "a", "/a")]
+    desk.engine_gone()
+    assert adapter.problem is not None, "one more death is enough"
+    now += 61
+    desk.engine_ready()
+    desk.slot_of(adapter)
+    desk.heard(loaded(1))
+    assert desk.may_run(1) and adapter.deaths == 0
 
 
 @on_a_loop

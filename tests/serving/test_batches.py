@@ -242,12 +242,12 @@ def test_more_prompts_than_the_limit_ever_grants_are_an_error_and_no_wait() -> N
 def test_places_are_kept_for_requests_that_come_one_after_the_other() -> None:
     admission = Admission(max_running=2, max_queue=4)
     with admission.reserve(4) as came:
-        admission.check(0, 2)
+        admission.check({}, 2)
         with pytest.raises(Overloaded):
-            admission.check(0, 3)
+            admission.check({}, 3)
         came(1)
-        admission.check(1, 2)  # it is among those that are present now
+        admission.check({"": 1}, 2)  # it is among those that are present now
         with pytest.raises(Overloaded):
-            admission.check(1, 3)
-    admission.check(1, 5)
-    assert admission.reserved == 0
+            admission.check({"": 1}, 3)
+    admission.check({"": 1}, 5)
+    assert not admission.reserved

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from millrace.config import EngineConfig
-from millrace.errors import TooManyWaiting
+from millrace.errors import ModelNotFound, TooManyWaiting
 from millrace.serving.catalogue import Catalogue, ModelSpec
 from millrace.serving.client import EngineClient
 from millrace.serving.connection import Connection
@@ -103,3 +103,20 @@ def test_who_only_looks_at_a_model_takes_nobodys_place(spec: ModelSpec) -> None:
         assert instance.leases == 0
 
     asyncio.run(look())
+
+
+def test_who_names_no_model_is_told_so(tmp_path: Path) -> None:
+    specs = []
+    for name in ("early", "late"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.json").write_text('{"model_type": "llama"}')
+        specs.append(ModelSpec(EngineConfig(model=str(folder), name=name), named=True))
+
+    async def ask() -> None:
+        metrics = Metrics()
+        registry = Registry(Catalogue(specs), _Slow(metrics), metrics, limit=1 << 60)
+        await registry.spec(None)
+
+    with pytest.raises(ModelNotFound, match="The request names no model. Models served: "):
+        asyncio.run(ask())

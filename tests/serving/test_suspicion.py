@@ -6,7 +6,7 @@ import itertools
 import math
 from dataclasses import dataclass
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from millrace.serving.suspicion import Cause, Milestone, Suspicion
@@ -35,10 +35,19 @@ class Job:
 
 
 class World:
-    """An engine that alternates chunks and steps, and a front that starts it again."""
+    """An engine, and a front that starts it again.
+
+    It alternates chunks and steps; a flat one runs all sequences in each step, prompts under suspicion
+    after the others, one by one.
+    """
 
     def __init__(
-        self, jobs: list[Job], names: str = "exact", slots: int = 32, together: int = 1
+        self,
+        jobs: list[Job],
+        names: str = "exact",
+        slots: int = 32,
+        together: int = 1,
+        flat: bool = False,
     ) -> None:
         self.suspicion = Suspicion()
         self.jobs = dict(enumerate(jobs))
@@ -49,6 +58,9 @@ class World:
         self.ticks = 0
         self.together = together
         """Prompts of which a chunk is run at the same time."""
+        self.flat = flat
+        self.apart: set[int] = set()
+        """Requests that the engine was given as suspects."""
 
     def run(self, kills: list[tuple[int, Cause]], limit: int = 20_000) -> None:
         gaps = iter(kills)
@@ -64,7 +76,7 @@ class World:
                 self.crashes += 1
                 self.die(named, Cause.CRASH)
             elif since >= gap:
-                self.die(self.named(self.next_work()), cause)
+                self.die(self.named(self.next_work()[0]), cause)
                 gap, cause = next(gaps, (limit, Cause.KILL))
                 since = 0
 
@@ -75,25 +87,37 @@ class World:
             if request not in self.engine and self.suspicion.may_run(request):
                 job.ran = 0
                 self.engine.append(request)
+                if self.suspicion.suspects(request):
+                    self.apart.add(request)
+                else:
+                    self.apart.discard(request)
 
-    def next_work(self) -> list[int]:
+    def next_work(self) -> list[list[int]]:
+        """What the next turn runs, in the parts that the recorder names one after the other."""
         running = self.engine[: self.slots]
         prefill = [r for r in running if self.jobs[r].ran < self.jobs[r].chunks]
         rows = [r for r in running if r not in prefill]
-        return prefill[: self.together] if prefill and (self.ticks % 2 or not rows) else rows
+        if self.flat and running:
+            prefill = prefill[: self.together]
+            alone = [r for r in prefill if r in self.apart]
+            both = rows + [r for r in prefill if r not in self.apart]
+            return ([both] if both else []) + [[r] for r in alone]
+        return [prefill[: self.together] if prefill and (self.ticks % 2 or not rows) else rows]
 
     def named(self, work: list[int]) -> list[int]:
         return [] if self.names == "none" else work
 
     def work(self) -> list[int] | None:
         """A turn; the requests that the recorder names if the engine dies of it."""
-        work = self.next_work()
-        for request in work:
-            job = self.jobs[request]
-            prefill = job.ran < job.chunks
-            if job.dies_at_chunk == job.ran if prefill else job.dies_at_token == job.done:
-                return self.named(work)
-        for request in work:
+        done = []
+        for part in self.next_work():
+            for request in part:
+                job = self.jobs[request]
+                prefill = job.ran < job.chunks
+                if job.dies_at_chunk == job.ran if prefill else job.dies_at_token == job.done:
+                    return self.named(part)
+            done += part
+        for request in done:
             job = self.jobs[request]
             if job.ran < job.chunks:
                 job.ran += 1
@@ -141,9 +165,11 @@ def mixed(healthy: int, poisoned: int) -> st.SearchStrategy[list[Job]]:
     ).flatmap(lambda both: st.permutations(both[0] + both[1]))
 
 
-@given(mixed(12, 5), st.sampled_from(["exact", "none"]), st.integers(1, 6))
-def test_the_poisoned_end_and_nobody_else(given_jobs: list[Job], names: str, together: int) -> None:
-    world = World(given_jobs, names, together=together)
+@given(mixed(12, 5), st.sampled_from(["exact", "none"]), st.integers(1, 6), st.booleans())
+def test_the_poisoned_end_and_nobody_else(
+    given_jobs: list[Job], names: str, together: int, flat: bool
+) -> None:
+    world = World(given_jobs, names, together=together, flat=flat)
     world.run([])
     for job in world.jobs.values():
         assert job.outcome == ("error" if job.poisoned else "ok"), job
@@ -158,11 +184,12 @@ def test_the_poisoned_end_and_nobody_else(given_jobs: list[Job], names: str, tog
     ),
     st.sampled_from(["exact", "none"]),
     st.integers(1, 6),
+    st.booleans(),
 )
 def test_kills_from_outside_fail_nobody(
-    given_jobs: list[Job], kills: list[tuple[int, Cause]], names: str, together: int
+    given_jobs: list[Job], kills: list[tuple[int, Cause]], names: str, together: int, flat: bool
 ) -> None:
-    world = World(given_jobs, names, together=together)
+    world = World(given_jobs, names, together=together, flat=flat)
     world.run(kills)
     assert all(job.outcome == "ok" for job in given_jobs)
 
@@ -172,19 +199,20 @@ def test_kills_from_outside_fail_nobody(
     st.lists(
         st.tuples(st.integers(24, 60), st.sampled_from([Cause.KILL, Cause.OUTSIDE])), max_size=30
     ),
+    st.booleans(),
 )
 def test_kills_beside_poisoned_requests(
-    given_jobs: list[Job], kills: list[tuple[int, Cause]]
+    given_jobs: list[Job], kills: list[tuple[int, Cause]], flat: bool
 ) -> None:
-    world = World(given_jobs)
+    world = World(given_jobs, flat=flat)
     world.run(kills)
     for job in world.jobs.values():
         assert job.outcome == ("error" if job.poisoned else "ok"), job
 
 
-@given(mixed(6, 3), st.integers(1, 3))
-def test_few_slots_change_nothing(given_jobs: list[Job], slots: int) -> None:
-    world = World(given_jobs, slots=slots)
+@given(mixed(6, 3), st.integers(1, 3), st.booleans())
+def test_few_slots_change_nothing(given_jobs: list[Job], slots: int, flat: bool) -> None:
+    world = World(given_jobs, slots=slots, flat=flat)
     world.run([])
     for job in world.jobs.values():
         assert job.outcome == ("error" if job.poisoned else "ok"), job
@@ -202,6 +230,24 @@ def test_five_poisoned_prompts_beside_eight_streams() -> None:
     world = World([*healthy, *(Job(1, 5, 10, dies_at_chunk=0) for _ in range(5))])
     world.run([])
     assert world.crashes == 10
+    assert [j.outcome for j in world.jobs.values()] == ["ok"] * 8 + ["error"] * 5
+
+
+@given(
+    st.lists(st.integers(5, 60), min_size=5, max_size=5),
+    st.integers(1, 4),
+    st.integers(1, 13),
+    st.sampled_from(["exact", "none"]),
+)
+@example([30, 8, 59, 33, 9], 1, 13, "exact")  # newcomers are on probation, too
+def test_poisoned_prompts_that_come_one_after_the_other(
+    arrivals: list[int], chunks: int, together: int, names: str
+) -> None:
+    healthy = [Job(chunks, 400) for _ in range(8)]
+    poisoned = [Job(4, 5, arrives, dies_at_chunk=1) for arrives in arrivals]
+    world = World([*healthy, *poisoned], names, together=together, flat=True)
+    world.run([])
+    assert world.crashes <= (20 if names == "exact" else 25)
     assert [j.outcome for j in world.jobs.values()] == ["ok"] * 8 + ["error"] * 5
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import signal
 import threading
@@ -164,6 +165,41 @@ def test_a_task_that_takes_too_long_ends(
     assert error.value.code == "timeout"
     monkeypatch.undo()
     assert desk.run(EncodeTask(texts=["still here"]))
+
+
+def test_a_task_whose_worker_is_stopped_is_given_to_another(
+    desk: TextDesk, all_in_workers: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.run(EncodeTask(texts=["one"]))
+    stopped = desk._workers.pids()
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    monkeypatch.setattr(pool, "_LOOK_SECONDS", 0.05)
+    assert desk.run(EncodeTask(texts=["still here"]))
+    assert not set(stopped) & set(desk._workers.pids())
+
+
+def test_a_worker_that_is_stopped_for_a_moment_is_kept(
+    desk: TextDesk, all_in_workers: None
+) -> None:
+    desk.run(EncodeTask(texts=["one"]))
+    (worker,) = desk._workers.pids()
+    os.kill(worker, signal.SIGSTOP)
+    timer = threading.Timer(0.3, os.kill, (worker, signal.SIGCONT))
+    timer.start()
+    assert desk.run(EncodeTask(texts=["still here"]))
+    assert desk._workers.pids() == [worker]
+
+
+def test_a_worker_that_cannot_be_started_is_told_as_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(pool.subprocess, "Popen", refuse)
+    with pytest.raises(EngineUnavailable, match="cannot be started: .*Cannot allocate memory"):
+        pool.WorkerPool(["-c", ""], most=1, work="large prompt").run([b""], 1.0)
 
 
 def test_workers_end_with_the_desk(side: TextSide, all_in_workers: None) -> None:

@@ -304,3 +304,10 @@ def test_what_a_vocabulary_cannot_spell_is_refused(default_model: Path) -> None:
     noted = {"type": "object", "description": rare}
     assert FormTask(Demand("schema", noted, "guided_json")).run(side)
     assert FormTask(Demand("choice", ["ja", "né", "是", "😀"], "guided_choice")).run(side)
+
+
+def test_a_schema_that_nothing_satisfies_is_refused_in_words(default_model: Path) -> None:
+    side = TextSide(TextSideConfig(folder=str(default_model), window=512))
+    for schema in ({"$ref": "#"}, {"anyOf": [{"$ref": "#"}]}):
+        with pytest.raises(BadRequest, match="nothing that is finite satisfies it"):
+            FormTask(Demand("schema", schema, "guided_json")).run(side)

@@ -65,7 +65,7 @@ class UnloadAdapterRequest(msgspec.Struct):
     "Load an adapter from a folder of the server's",
     body=LoadAdapterRequest,
     media="text/plain",
-    statuses=(400, 403, 404, 413, 500, 503, 507),
+    statuses=(400, 403, 404, 413, 415, 429, 500, 503, 507),
 )
 async def load(http: HttpRequest) -> Response:
     wire = convert(await read_object(http, context_of(http).config.max_body), LoadAdapterRequest)
@@ -88,7 +88,7 @@ async def load(http: HttpRequest) -> Response:
     "Unload an adapter; requests that run with it end with it",
     body=UnloadAdapterRequest,
     media="text/plain",
-    statuses=(400, 404, 413),
+    statuses=(400, 404, 413, 415, 429),
 )
 async def unload(http: HttpRequest) -> Response:
     wire = convert(await read_object(http, context_of(http).config.max_body), UnloadAdapterRequest)

@@ -10,6 +10,7 @@ from millrace.config import Role
 from millrace.serving.history import EndedRequest, HistorySample
 from millrace.serving.in_flight import Phase
 from millrace.serving.keeper import State
+from millrace.serving.memory import ModelMemory
 from millrace.serving.ranks.group import RankStatus
 
 
@@ -114,8 +115,10 @@ class ModelStatus(msgspec.Struct, kw_only=True):
     pinned: bool
     expires_at: str | None
     """When it is unloaded unless it is used before."""
+    memory: ModelMemory
+    """Bytes: its weights, its key-value memory in use, and the most that it may take."""
     reserved_bytes: int
-    """Memory that is its own: weights, state and work."""
+    """The same as its memory's ceiling."""
     leases: int
     """Requests that have it, or wait for it."""
     restarts: int
@@ -134,6 +137,8 @@ class ModelStatus(msgspec.Struct, kw_only=True):
     cache_bytes: int
     """Prefixes kept in memory."""
     cache_disk_bytes: int
+    cache_note: str | None
+    """Why prefixes are kept in memory only, although a prefix cache on disk was asked for."""
     adapters: list[AdapterStatus]
     adapter_bytes: int
     totals: TotalsStatus
@@ -144,10 +149,19 @@ class ModelStatus(msgspec.Struct, kw_only=True):
 
 
 class MemoryBudget(msgspec.Struct):
-    """Bytes that all models may take together, and have taken."""
+    """Bytes of all models together."""
 
     limit: int | None
+    """What they may take: the device's part for models, less what other servers held at the last load."""
     reserved: int
+    """The sum of their ceilings."""
+    weights: int
+    kv_in_use: int
+    """State of running requests, and prefixes that are kept in memory."""
+    held: int
+    """What they take now, with what their processes need besides weights and key-value memory."""
+    other_servers: int
+    """What other servers on this machine held then."""
 
 
 class Status(msgspec.Struct):
@@ -169,6 +183,20 @@ class Requests(msgspec.Struct):
     """Newest first."""
 
 
+class KeyLimits(msgspec.Struct):
+    """What the caller is held to, and what is left of it; null where there is no limit."""
+
+    rate_requests: int | None = None
+    remaining_requests: int | None = None
+    rate_tokens: int | None = None
+    remaining_tokens: int | None = None
+    max_running: int | None = None
+    running: int | None = None
+    """Answers of the key that are running, where their number is limited."""
+    max_prompt_tokens: int | None = None
+    max_answer_tokens: int | None = None
+
+
 class KeyStatus(msgspec.Struct):
     """The API key that the request came with."""
 
@@ -178,6 +206,7 @@ class KeyStatus(msgspec.Struct):
     name: str | None = None
     reason: str | None = None
     """Why administration is refused, and how to grant it; None where it is not."""
+    limits: KeyLimits = msgspec.field(default_factory=KeyLimits)
 
 
 class StatusEvent(Status, kw_only=True):

@@ -13,7 +13,8 @@ from millrace.api.answer import as_json
 from millrace.api.context import context_of
 from millrace.api.openapi.describe import describe
 from millrace.errors import MillraceError
-from millrace.models import store, suggestions
+from millrace.models import short_names, store, suggestions
+from millrace.models.resolve import DEFAULT
 from millrace.serving.catalogue import ModelSpec
 from millrace.serving.facts import SpecFacts
 from millrace.serving.registry import Registry
@@ -41,18 +42,50 @@ class LibraryModel(msgspec.Struct):
 
 
 class SuggestedModel(msgspec.Struct):
+    """A model by its short name, which pull, serve and requests take."""
+
+    name: str
+    title: str
+    """What its makers call it."""
+    source: str
+    """Its repository on Hugging Face."""
+    uses: list[str]
+    """Of chat, code, tools, thinking, pictures, embeddings."""
+    good_for: str
+    """The same as one text."""
+    bits: int
+    bytes: int
+    """Of its weight files, which are fetched."""
+    need_bytes: int
+    """What it takes while it is loaded, about."""
+    fits: bool
+    fit_reason: str
+    """Why it fits or not, in one sentence."""
+    recommended: bool
+    """Whether it is the best choice for this machine; true of one at most."""
+    installed: bool
+    """Whether it has been fetched already."""
+
+
+class RecommendedModel(msgspec.Struct):
+    """What `millrace serve auto` chooses on this machine."""
+
     name: str
     source: str
-    good_for: str
     bytes: int
-    need_bytes: int
-    fits: bool
+    command: str
+    """Fetches and serves it."""
 
 
 class Library(msgspec.Struct):
     limit_bytes: int | None
     """What all models may take together."""
     reserved_bytes: int
+    builtin: bool
+    """Whether the only model named at the start is the small built-in one, for trying things out."""
+    fetchable: bool
+    """Whether other models can be fetched and are served then: not where only those named are (--only)."""
+    recommended: RecommendedModel | None
     models: list[LibraryModel]
     suggested: list[SuggestedModel]
 
@@ -63,10 +96,29 @@ async def library(http: HttpRequest) -> Response:
     registry = context_of(http).registry
     standings = await registry.standings()
     named = {s.name for s in registry.named}
-    models = await asyncio.to_thread(
-        lambda: [_model(registry, s.spec, s.facts, s.spec.name in named) for s in standings]
+    models, suggested = await asyncio.to_thread(
+        lambda: (
+            [_model(registry, s.spec, s.facts, s.spec.name in named) for s in standings],
+            _suggested(registry.limit),
+        )
     )
-    return as_json(Library(registry.limit, registry.reserved, models, _suggested(registry.limit)))
+    builtin = [s.folder for s in registry.named] == [store.models_home() / DEFAULT]
+    best = next((s for s in suggested if s.recommended), None)
+    return as_json(
+        Library(
+            registry.limit,
+            registry.reserved,
+            builtin,
+            registry.is_open,
+            None if best is None else _recommended(best),
+            models,
+            suggested,
+        )
+    )
+
+
+def _recommended(best: SuggestedModel) -> RecommendedModel:
+    return RecommendedModel(best.name, best.source, best.bytes, f"millrace serve {best.name}")
 
 
 def _model(registry: Registry, spec: ModelSpec, facts: SpecFacts, named: bool) -> LibraryModel:
@@ -98,8 +150,23 @@ def _is_own(spec: ModelSpec) -> bool:
 
 
 def _suggested(limit: int | None) -> list[SuggestedModel]:
-    return [
-        SuggestedModel(s.name, s.source, s.good_for, s.bytes, need, limit is None or need <= limit)
-        for s in suggestions.SUGGESTIONS
-        if (need := suggestions.need(s))
-    ]
+    best = suggestions.recommended(limit)
+    return [_suggestion(model, limit, model == best) for model in short_names.all_names()]
+
+
+def _suggestion(model: short_names.ShortName, limit: int | None, best: bool) -> SuggestedModel:
+    fit = suggestions.fit(model, limit)
+    return SuggestedModel(
+        name=model.name,
+        title=model.title,
+        source=model.source,
+        uses=list(model.uses),
+        good_for=", ".join(model.uses),
+        bits=model.bits,
+        bytes=model.bytes,
+        need_bytes=fit.need,
+        fits=fit.fits,
+        fit_reason=fit.reason,
+        recommended=best,
+        installed=store.is_whole_in_hub(model.source),
+    )

@@ -16,6 +16,7 @@ from millrace.serving.client import EngineClient
 from millrace.serving.history import EndedRequest, EndedRequests
 from millrace.serving.instance import Instance
 from millrace.serving.keeper import State
+from millrace.serving.memory import memory_of, server_memory
 from millrace.serving.ranks.group import RankStatus, resident_peak
 from millrace.serving.registry import Registry
 from millrace.version import __version__
@@ -42,7 +43,15 @@ def status_of(registry: Registry, view: StatusView) -> dict[str, Any]:
     found = [i for i in registry.instances() if i.phase != "text"]
     live = {i.spec.name for i in found}
     found += [i for i in registry.unavailable() if i.spec.name not in live]
-    memory = {"limit": registry.limit, "reserved": registry.reserved}
+    held = server_memory(registry.instances())
+    memory = {
+        "limit": registry.limit,
+        "reserved": held.ceiling,
+        "weights": held.weights,
+        "kv_in_use": held.kv_in_use,
+        "held": held.held,
+        "other_servers": registry.taken_by_others,
+    }
     return {"version": __version__, "memory": memory, "models": [_model(i, view) for i in found]}
 
 
@@ -64,6 +73,7 @@ def _model(instance: Instance, view: StatusView) -> dict[str, Any]:
         "residency": instance.phase,
         "pinned": instance.pinned,
         "expires_at": moment(instance.expires),
+        "memory": memory_of(instance),
         "reserved_bytes": instance.reserved,
         "leases": instance.leases,
         "engine_pid": client.pid,
@@ -80,6 +90,7 @@ def _model(instance: Instance, view: StatusView) -> dict[str, Any]:
         "kv_bytes": client.metrics.held.kv_bytes,
         "cache_bytes": client.metrics.held.cache_bytes,
         "cache_disk_bytes": client.metrics.held.cache_disk_bytes,
+        "cache_note": ready.cache_note if ready else None,
         "adapters": [_adapter(a, client) for a in client.adapters.list.all()],
         "adapter_bytes": client.adapters.nbytes,
         "totals": asdict(client.metrics.totals),

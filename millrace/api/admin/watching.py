@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 import msgspec
 from fastapi import APIRouter
@@ -17,14 +17,13 @@ from millrace.api.admin.log_lines import MOST_LINES
 from millrace.api.admin.status import running_requests
 from millrace.api.admin.viewing import view_of
 from millrace.api.answer import EventStream, as_json
+from millrace.api.body import read_query
 from millrace.api.context import context_of
 from millrace.api.errors import openai_error
 from millrace.api.openapi.describe import SSE, describe
-from millrace.errors import BadRequest
 from millrace.serving.history import MOST_ENDED
 
 router = APIRouter()
-T = TypeVar("T")
 
 
 class RequestsWanted(msgspec.Struct):
@@ -57,7 +56,7 @@ class LogLine(msgspec.Struct):
     statuses=(400,),
 )
 async def requests(http: HttpRequest) -> Response:
-    wanted = _query(http, RequestsWanted)
+    wanted = read_query(http, RequestsWanted)
     context = context_of(http)
     view = view_of(http)
     running = running_requests(context.registry, view)
@@ -92,17 +91,10 @@ async def status_stream(http: HttpRequest) -> Response:
     statuses=(400, 429),
 )
 async def log_stream(http: HttpRequest) -> Response:
-    wanted = _query(http, LinesWanted)
+    wanted = read_query(http, LinesWanted)
     context = context_of(http)
     lines = context.log_lines
     lines.listen()
     level = logging.getLevelNamesMapping()[wanted.level.upper()]
     events = lines.events(level, wanted.tail, context.config.keep_alive)
     return EventStream(events, lines.leave, lambda e: event("error", openai_error(e)))
-
-
-def _query(http: HttpRequest, type: type[T]) -> T:
-    try:
-        return msgspec.convert(dict(http.query_params), type, strict=False)
-    except msgspec.ValidationError as error:
-        raise BadRequest(f"{error}.", param="query") from None

@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Iterator
 from typing import Any
 
+from msgspec import UNSET
 from pydantic_core import from_json
 
 from millrace.api.anthropic.events import (
@@ -143,7 +144,8 @@ class Blocks:
         matched = self._finish.matched
         if isinstance(matched, str):
             return Ending(stop_reason="stop_sequence", stop_sequence=matched)
-        return Ending(stop_reason=_REASONS[self._finish.reason])
+        loop = UNSET if self._finish.loop is None else self._finish.loop
+        return Ending(stop_reason=_REASONS[self._finish.reason], finish_details=loop)
 
 
 class Folding:
@@ -174,6 +176,7 @@ class Folding:
             case MessageDelta(delta=ending, usage=usage):
                 self.message.stop_reason = ending.stop_reason
                 self.message.stop_sequence = ending.stop_sequence
+                self.message.finish_details = ending.finish_details
                 self.message.usage = usage
             case MessageStop() | PingEvent():
                 pass

@@ -10,6 +10,7 @@ from millrace.api.answer import one_line
 from millrace.api.errors import anthropic_error
 from millrace.errors import MillraceError
 from millrace.text.deltas import Usage
+from millrace.text.loops import AnswerLoop
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
@@ -67,6 +68,7 @@ class MessageAnswer(_Tagged, tag="message", kw_only=True):
     content: list[Block] = []
     stop_reason: StopReason | None = None
     stop_sequence: str | None = None
+    finish_details: AnswerLoop | msgspec.UnsetType = msgspec.UNSET
     usage: MessageUsage
 
 
@@ -114,6 +116,7 @@ class BlockStop(_Tagged, tag="content_block_stop"):
 class Ending(msgspec.Struct):
     stop_reason: StopReason
     stop_sequence: str | None = None
+    finish_details: AnswerLoop | msgspec.UnsetType = msgspec.UNSET
 
 
 class MessageDelta(_Tagged, tag="message_delta"):

@@ -76,7 +76,7 @@ async def messages(http: HttpRequest) -> Response:
     "Count a conversation's tokens",
     body=PromptFields,
     answer=Count,
-    statuses=(400, 404, 413),
+    statuses=(400, 404, 413, 415, 429),
 )
 async def count_tokens(http: HttpRequest) -> Response:
     asked = await _COUNTING.read(http)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from starlette.requests import Request as HttpRequest
 
 from millrace.api.answer import whole
-from millrace.api.context import caller_of
 from millrace.api.encode.schema import EncodeCommon, InputFields, Way
+from millrace.api.running import origin_of
 from millrace.errors import BadRequest
 from millrace.protocol import Encoded, EncodingKind
 from millrace.serving.batches import PromptCount, is_token, prompts_in
 from millrace.serving.encodings import Encodings, numbers, rows
+from millrace.serving.handing import run_encoding
 from millrace.serving.model import ServedModel
 from millrace.text.inputs import Cut, Inputs
 
@@ -47,20 +48,17 @@ async def run(
     common: EncodeCommon | None = None,
 ) -> Found:
     """Have the engine do it, unless the client leaves; its tokens are charged to its caller."""
-    running = encodings.run(
+    running = run_encoding(
+        encodings,
         id,
         inputs,
+        origin_of(http),
         kind,
         normalize=normalize,
         dimensions=dimensions,
         priority=(common.priority if common else None) or 0,
         timeout=common.timeout if common else None,
-        endpoint=http.scope["route"].path,
-        caller=caller_of(http),
     )
-    charge: Callable[[int], None] | None = http.scope.get("state", {}).get("charge")
-    if charge is not None:
-        running.on_end(charge)
     return Found(await whole(http, running.found(), running.close), inputs.count)
 
 

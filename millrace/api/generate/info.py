@@ -40,17 +40,16 @@ async def model_info(http: HttpRequest) -> Response:
 @router.get("/server_info")
 @describe("sglang", "What the server is and does", query=ModelSelection, statuses=(404,))
 async def server_info(http: HttpRequest) -> Response:
-    context = context_of(http)
     model = await leased(http, http.query_params.get("model"), loads=False)
-    client, engine = model.client, context.config.engine
+    client = model.client
     return as_json(
         _about(model)
         | {
             "version": __version__,
             "status": client.state.value,
             "context_length": model.window,
-            "max_running_requests": engine.max_running,
-            "max_queued_requests": context.config.max_queue,
+            "max_running_requests": client.admission.max_running,
+            "max_queued_requests": client.admission.max_queue,
             "device": client.ready.device if client.ready else None,
             "dtype": client.ready.dtype if client.ready else None,
             "num_running_requests": sum(

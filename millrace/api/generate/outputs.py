@@ -75,7 +75,7 @@ class Outputs:
             return {"type": "abort", "message": self._aborted} if self._aborted else None
         if finish.reason == "length":
             return {"type": "length", "length": generated}
-        return {"type": "stop", "matched": finish.matched}
+        return {"type": "stop", "matched": finish.matched} | finish.details
 
     def _logprobs(self, answer: FoldedAnswer) -> dict[str, Any]:
         generated = list(answer.logprobs)

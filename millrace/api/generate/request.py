@@ -135,7 +135,7 @@ def prompt_requests(
         request.media, request.pictures = raw.media, raw.pictures
         request.priority = wire.priority or 0
         request.timeout = wire.timeout
-        wire.cut(request)
+        wire.apply(request)
         if name := adapters[i]:
             request.adapter = _adapter(model, name)
         request.cache_salt = f"{salts[i]}\0{keys[i]}" if keys[i] else salts[i]

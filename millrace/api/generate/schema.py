@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from millrace.api.fields import foreign
-from millrace.api.sampling import SpecPrefillFields
+from millrace.api.sampling import OwnFields
 from millrace.serving.ranges import (
     MOST,
     BadWords,
@@ -32,7 +32,7 @@ from millrace.serving.ranges import (
 Start = Annotated[int, Meta(ge=-1, le=MOST)]
 
 
-class SamplingParams(SpecPrefillFields, kw_only=True):
+class SamplingParams(OwnFields, kw_only=True):
     temperature: Temperature | None = None
     top_p: Share | None = None
     top_k: TopK | None = None
@@ -57,7 +57,7 @@ class SamplingParams(SpecPrefillFields, kw_only=True):
     sampling_seed: int | None = None
 
 
-class GenerateRequest(SpecPrefillFields, kw_only=True):
+class GenerateRequest(OwnFields, kw_only=True):
     """Where a batch takes a list, one value stands for all of its prompts."""
 
     model: str | None = None

@@ -27,6 +27,7 @@ from millrace.models.description import ModelDescription, inspect, stamp
 from millrace.models.files import MOST_JSON, read_bytes, reads_folder
 from millrace.models.window import read_config
 from millrace.serving.adapters import ServedAdapter
+from millrace.serving.memory import memory_of
 from millrace.serving.model import ServedModel
 from millrace.serving.pictures import takes_pictures
 from millrace.version import __version__
@@ -95,8 +96,11 @@ async def ps(http: HttpRequest) -> Response:
             continue
         entry = await asyncio.to_thread(_listed, model.tokenizer.folder, model.name)
         del entry["modified_at"]
-        size, on_gpu = ready.weight_bytes, ready.device != "cpu"
-        entry |= {"size": size, "size_vram": size if on_gpu else 0}
+        memory, on_gpu = memory_of(instance), ready.device != "cpu"
+        # Ollama counts what a model takes in memory: weights and context. Here, of the context, what is
+        # in use; what it may come to is the ceiling, for which Ollama has no field.
+        size = memory.weights + memory.kv_in_use
+        entry |= {"size": size, "size_vram": size if on_gpu else 0, "memory": memory}
         expiry = {"expires_at": moment(instance.expires) or _FOR_EVER}
         found.append(entry | expiry | {"context_length": model.window})
     return as_json({"models": found})

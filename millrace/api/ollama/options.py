@@ -48,7 +48,7 @@ def place(request: Request, wire: OllamaCommon, model: ServedModel) -> list[str]
     wishes.priority = wire.priority
     wishes.timeout = wire.timeout
     fill(request, wishes, model, _HERE)
-    wire.cut(request)
+    wire.apply(request)
     if options.num_predict is not None:
         request.max_tokens = options.num_predict if options.num_predict > 0 else None
     request.window = options.num_ctx

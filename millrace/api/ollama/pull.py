@@ -22,6 +22,7 @@ from millrace.api.ollama.lines import BLANK, NDJSON, error_line, line
 from millrace.api.ollama.names import bare
 from millrace.api.openapi.describe import READS, describe
 from millrace.errors import BadRequest, MillraceError, ModelNotFound, RequestFailed
+from millrace.models import short_names
 from millrace.models.resolve import DEFAULT, resolve
 from millrace.serving.registry import Registry
 
@@ -61,11 +62,11 @@ async def _checked(name: str, registry: Registry) -> str:
     if not registry.is_open:
         await registry.spec(name)
         return name
-    known = name == DEFAULT or await _is_served(name, registry)
+    known = name == DEFAULT or short_names.find(name) or await _is_served(name, registry)
     if not known and not _is_name(name):
         raise BadRequest(
-            f"'{name}' cannot be pulled: give the name of a model here, or a Hugging Face id such "
-            "as org/name.",
+            f"'{name}' cannot be pulled: give a short name such as qwen3-4b, the name of a model here, or "
+            "a Hugging Face id such as org/name.",
             param="model",
         )
     return name
@@ -132,7 +133,9 @@ def _fetch(
 
     def work() -> None:
         try:
-            resolve(name, progress=progress)
+            found = resolve(name, progress=progress)
+            if found.note:
+                tell({"status": found.note})
             tell(None)
         except MillraceError as error:
             tell(error)

@@ -108,6 +108,7 @@ class OllamaResponse:
             **self._clock.durations(self._running, self._model.client.ready_since),
             "prompt_eval_count": self._usage.prompt,
             "eval_count": self._usage.completion,
+            **(finish.details if finish else {}),
         }
         if (context := self._context(self._reader)) is not None:
             found["context"] = context

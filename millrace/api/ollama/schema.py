@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from millrace.api.fields import foreign
 from millrace.api.openai.schema import ToolWish
-from millrace.api.sampling import SpecPrefillFields
+from millrace.api.sampling import OwnFields
 from millrace.serving.ranges import (
     MOST,
     BadWords,
@@ -30,7 +30,7 @@ from millrace.serving.ranges import (
 )
 
 
-class Options(SpecPrefillFields, kw_only=True):
+class Options(OwnFields, kw_only=True):
     temperature: Temperature | None = None
     top_k: TopK | None = None
     top_p: Share | None = None
@@ -78,7 +78,7 @@ ADVISORY_OPTIONS = frozenset(
 KNOWN_OPTIONS = frozenset(Options.__struct_fields__) | ADVISORY_OPTIONS | frozenset(REFUSED_OPTIONS)
 
 
-class OllamaCommon(SpecPrefillFields, kw_only=True):
+class OllamaCommon(OwnFields, kw_only=True):
     """What chat and generate share."""
 
     model: str | None = None

@@ -8,6 +8,8 @@ from typing import Any, Literal
 import msgspec
 
 from millrace.api.logprobs import TokenEntry
+from millrace.serving.memory import ModelMemory
+from millrace.text.loops import AnswerLoop
 
 FinishReason = Literal["stop", "length", "tool_calls", "function_call"]
 
@@ -72,6 +74,7 @@ class ChatChoice(msgspec.Struct):
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
     matched_stop: str | int | None
+    finish_details: AnswerLoop | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatCompletion(msgspec.Struct):
@@ -98,6 +101,7 @@ class ChunkChoice(msgspec.Struct):
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
     matched_stop: str | int | None = None
+    finish_details: AnswerLoop | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChunk(msgspec.Struct):
@@ -125,6 +129,7 @@ class CompletionChoice(msgspec.Struct):
     logprobs: CompletionScores | None
     finish_reason: FinishReason | None
     matched_stop: str | int | None = None
+    finish_details: AnswerLoop | msgspec.UnsetType = msgspec.UNSET
     prompt_logprobs: list[dict[str, dict[str, Any]] | None] | None = None
 
 
@@ -138,6 +143,18 @@ class Completion(msgspec.Struct):
     system_fingerprint: str
     choices: list[CompletionChoice]
     usage: CompletionUsage | None = None
+
+
+class DefaultSampling(msgspec.Struct):
+    """The sampling of a request that sets none."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    max_tokens: int | None
+    """None is what the prompt leaves of the context window."""
 
 
 class ModelCard(msgspec.Struct):
@@ -159,12 +176,13 @@ class ModelCard(msgspec.Struct):
     pinned: bool | None = None
     stage: str | None = None
     """What a model that is being loaded is at."""
-    memory_bytes: int | None = None
-    """What a loaded one has reserved: weights, state and work."""
+    memory: ModelMemory | None = None
+    """Of a loaded one, in bytes."""
     expires_at: str | None = None
     """When it is unloaded unless it is used before."""
     error: str | None = None
     """Why it cannot be loaded, or could not be a moment ago."""
+    default_sampling_params: DefaultSampling | None = None
     profile: dict[str, Any] | None = None
     """What is set for it where a request does not say otherwise."""
     root: str | None = None

@@ -13,7 +13,7 @@ from millrace.api.context import request_id
 from millrace.api.errors import openai_error
 from millrace.api.openai.answers import ChatChunk, ChatCompletion
 from millrace.api.openai.chat_answer import ChatChunks, ChatFolding
-from millrace.api.openai.envelope import folded, streamed, wants_usage
+from millrace.api.openai.envelope import folded, stream_options_of, streamed
 from millrace.api.openai.schema import (
     ADVISORY,
     REFUSED_BY_CHAT,
@@ -57,6 +57,7 @@ async def chat_completions(http: HttpRequest) -> Response:
     wire, model = asked.wire, asked.model
     if wire.top_logprobs and not wire.logprobs:
         raise BadRequest("top_logprobs needs logprobs: true.", param="top_logprobs")
+    options = stream_options_of(wire)
     id = request_id(http, "chatcmpl-")
     offer = offer_of(wire)
     request, ignored = await prepared(
@@ -68,7 +69,7 @@ async def chat_completions(http: HttpRequest) -> Response:
     running = run(http, model, request)
     chunks = ChatChunks(id, model, bool(wire.logprobs), offer)
     if wire.stream:
-        stream = streamed(running.events(), running.n, chunks, wants_usage(wire))
+        stream = streamed(running, chunks, options)
         return EventStream(stream, running.close, lambda e: data(openai_error(e)), headers)
     answer = folded(running.events(), running.n, chunks, ChatFolding(bool(wire.logprobs)))
     return as_json(await whole(http, answer, running.close), headers)

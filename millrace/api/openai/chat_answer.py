@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from millrace.api.logprobs import chat_logprobs
-from millrace.api.openai.envelope import ChunkFolding, head_of, usage_of
+from millrace.api.openai.envelope import ChunkFolding, ending_in, head_of, usage_of
 from millrace.api.openai.tools import Calls, Offer
 from millrace.protocol import TokenLogprob
 from millrace.serving.model import ServedModel
@@ -80,7 +80,7 @@ class ChatChunks:
             "finish_reason": self._reason(finish) if finish else None,
         }
         if finish is not None:
-            body["matched_stop"] = finish.matched
+            body |= {"matched_stop": finish.matched} | finish.details
         return self._head | {"choices": [body]}
 
     def _reason(self, finish: TextFinish) -> str:
@@ -103,7 +103,7 @@ class ChatFolding(ChunkFolding):
         if told["logprobs"] is not None:
             choice["logprobs"]["content"] += told["logprobs"]["content"]
         if told["finish_reason"] is not None:
-            choice |= {name: told[name] for name in ("finish_reason", "matched_stop")}
+            choice |= ending_in(told)
 
     def _opened(self, index: int) -> Chunk:
         choice = self._known[index] = {

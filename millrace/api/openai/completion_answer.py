@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from millrace.api.logprobs import CompletionLogprobs, joined, token_name
-from millrace.api.openai.envelope import ChunkFolding, head_of, usage_of
+from millrace.api.openai.envelope import ChunkFolding, ending_in, head_of, usage_of
 from millrace.api.openai.schema import CompletionRequest
 from millrace.protocol import TokenLogprob
 from millrace.serving.model import ServedModel
@@ -122,7 +122,7 @@ class CompletionFolding(ChunkFolding):
         for name, values in (told["logprobs"] or {}).items():
             known["logprobs"][name] += values
         if told["finish_reason"] is not None:
-            known |= {name: told[name] for name in ("finish_reason", "matched_stop")}
+            known |= ending_in(told)
 
     def _choices(self) -> list[Chunk]:
         chosen = []
@@ -143,4 +143,4 @@ def _choice(
         "logprobs": logprobs,
         "finish_reason": finish.reason if finish else None,
     }
-    return value | ({"matched_stop": finish.matched} if finish else {})
+    return value | ({"matched_stop": finish.matched} | finish.details if finish else {})

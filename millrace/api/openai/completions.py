@@ -14,7 +14,7 @@ from millrace.api.context import request_id
 from millrace.api.errors import openai_error
 from millrace.api.openai.answers import Completion
 from millrace.api.openai.completion_answer import CompletionChunks, CompletionFolding
-from millrace.api.openai.envelope import folded, streamed, wants_usage
+from millrace.api.openai.envelope import folded, stream_options_of, streamed
 from millrace.api.openai.schema import ADVISORY, CompletionRequest, token_limit
 from millrace.api.openapi.describe import RUNS, SSE, describe
 from millrace.api.prelude import Border, in_words
@@ -52,13 +52,14 @@ _HERE = {"messages": "prompt"}
 async def completions(http: HttpRequest) -> Response:
     asked = await _BORDER.read(http)
     wire, model = asked.wire, asked.model
+    options = stream_options_of(wire)
     id = request_id(http, "cmpl-")
     with in_words(_HERE):
         requests, chunks = await asyncio.to_thread(_read, id, wire, model)
         group = await run_group(http, model, requests)
     headers = asked.headers(id)
     if wire.stream:
-        stream = streamed(group.events(), group.n, chunks, wants_usage(wire))
+        stream = streamed(group, chunks, options)
         return EventStream(stream, group.close, lambda e: data(openai_error(e)), headers)
     answer = folded(group.events(), group.n, chunks, CompletionFolding(chunks, wire))
     return as_json(await whole(http, answer, group.close), headers)

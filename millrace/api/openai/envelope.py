@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Any, Protocol
 
 from millrace.api.answer import DONE, KEEP_ALIVE, data
-from millrace.api.openai.schema import OpenAICommon
+from millrace.api.openai.schema import OpenAICommon, StreamOptions
+from millrace.errors import BadRequest
 from millrace.serving.model import ServedModel
 from millrace.text.deltas import Event, Idle, Usage
 from millrace.version import __version__
@@ -43,8 +44,32 @@ def usage_of(usage: Usage) -> dict[str, Any]:
     }
 
 
-def wants_usage(wire: OpenAICommon) -> bool:
-    return wire.stream_options is not None and wire.stream_options.include_usage
+def ending_in(choice: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a choice's last chunk that say how it ended."""
+    names = ("finish_reason", "matched_stop", "finish_details")
+    return {name: choice[name] for name in names if name in choice}
+
+
+def stream_options_of(wire: OpenAICommon) -> StreamOptions:
+    options = wire.stream_options or StreamOptions()
+    if options.continuous_usage_stats and not options.include_usage:
+        raise BadRequest(
+            "continuous_usage_stats needs include_usage: true.",
+            param="stream_options.continuous_usage_stats",
+        )
+    return options
+
+
+class RunningAnswers(Protocol):
+    """A running request, or several that are answered as one."""
+
+    @property
+    def n(self) -> int: ...
+
+    def events(self) -> AsyncIterator[Event]: ...
+
+    def usage_of(self, choice: int) -> Usage:
+        """The usage so far of the prompt that this choice answers."""
 
 
 class Chunks(Protocol):
@@ -80,16 +105,22 @@ class ChunkFolding(ABC):
 
 
 async def streamed(
-    events: AsyncIterator[Event], n: int, chunks: Chunks, include_usage: bool
+    answering: RunningAnswers, chunks: Chunks, options: StreamOptions
 ) -> AsyncIterator[bytes]:
-    for chunk in chunks.begin(n):
-        yield data(chunk)
-    async for event in events:
+    def written(chunk: dict[str, Any]) -> bytes:
+        if options.continuous_usage_stats and chunk["choices"]:
+            so_far = answering.usage_of(chunk["choices"][0]["index"])
+            chunk = chunk | {"usage": usage_of(so_far)}
+        return data(chunk)
+
+    for chunk in chunks.begin(answering.n):
+        yield written(chunk)
+    async for event in answering.events():
         if isinstance(event, Idle):
             yield KEEP_ALIVE
-        elif include_usage or not isinstance(event, Usage):
+        elif options.include_usage or not isinstance(event, Usage):
             for chunk in chunks.feed(event):
-                yield data(chunk)
+                yield written(chunk)
     yield DONE
 
 

@@ -21,6 +21,7 @@ from millrace.api.moments import moment
 from millrace.api.openai.answers import ModelCard, ModelList
 from millrace.api.openapi.describe import describe
 from millrace.serving.adapters import ServedAdapter
+from millrace.serving.memory import memory_of
 from millrace.serving.pictures import takes_in
 from millrace.serving.registry import Registry, Standing
 
@@ -94,13 +95,15 @@ def _openai(registry: Registry, standing: Standing, alias: str | None) -> dict[s
         "pinned": registry.pinned(spec),
     }
     if standing.instance is not None:
-        described["memory_bytes"] = standing.instance.reserved
+        described["memory"] = memory_of(standing.instance)
         if standing.state == "loading":
             described["stage"] = standing.instance.client.stage
         if (expires := moment(standing.instance.expires)) is not None:
             described["expires_at"] = expires
     if standing.failure is not None:
         described["error"] = standing.failure
+    if facts.defaults:
+        described["default_sampling_params"] = facts.defaults
     if spec.profile:
         described["profile"] = spec.profile
     return described if alias is None else described | {"alias_of": spec.name}

@@ -15,6 +15,9 @@ from millrace.serving.thinking import ThinkingWish
 
 class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool = False
+    """One last chunk with the request's usage."""
+    continuous_usage_stats: bool = False
+    """Beside that, every chunk has the usage so far of its choice's prompt, as vLLM's do."""
     include_obfuscation: bool | None = None
     """Accepted: our chunks carry no padding either way."""
 

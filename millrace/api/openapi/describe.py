@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
-READS = (400, 413)
+READS = (400, 413, 415, 429)
 """What may come of a body."""
-RUNS = (400, 404, 413, 429, 499, 500, 503, 504, 507)
+RUNS = (400, 404, 413, 415, 429, 499, 500, 503, 504, 507)
 """What may come of a request that a model answers."""
 SSE = "text/event-stream"
 

@@ -56,12 +56,14 @@ MEANINGS = {
     405: "The path has other methods; Allow names them.",
     409: "The object is not in a state that allows it.",
     413: "The body is larger than --max-body.",
+    415: "The body has a Content-Encoding.",
     429: "Too much load, or more than the limits allow; Retry-After says when to try again.",
     499: "The request was cancelled.",
     500: "The server could not carry out the request.",
     501: "This server does not do that.",
-    503: "No engine is there to answer, the model could not be loaded a moment ago, or too many wait "
-    "for it.",
+    503: "No engine is there to answer, the model could not be loaded a moment ago, too many wait "
+    "for it, or the file of stored responses cannot be used.",
     504: "The request was not finished within its own timeout.",
-    507: "There can never be memory for the model; the message has the figures.",
+    507: "There can never be memory for the model, or there is no room to store the response or "
+    "conversation; the message has the figures.",
 }

@@ -11,6 +11,17 @@ from typing import Any
 _ASK = [{"role": "user", "content": "What is the capital of France?"}]
 _TEXTS = ["The capital of France is Paris.", "Whales are mammals."]
 _QUERY = "What is the capital of France?"
+_PDF = (
+    "JVBERi0xLjQKMSAwIG9iajw8L1R5cGUvQ2F0YWxvZy9QYWdlcyAyIDAgUj4+CmVuZG9iagoyIDAgb2JqPDwvVHlwZS9QYWdl"
+    "cy9LaWRzWzQgMCBSXS9Db3VudCAxPj4KZW5kb2JqCjMgMCBvYmo8PC9UeXBlL0ZvbnQvU3VidHlwZS9UeXBlMS9CYXNlRm9u"
+    "dC9IZWx2ZXRpY2E+PgplbmRvYmoKNCAwIG9iajw8L1R5cGUvUGFnZS9QYXJlbnQgMiAwIFIvUmVzb3VyY2VzPDwvRm9udDw8"
+    "L0YxIDMgMCBSPj4+Pi9Db250ZW50cyA1IDAgUj4+CmVuZG9iago1IDAgb2JqPDwvTGVuZ3RoIDU0Pj5zdHJlYW0KQlQgL0Yx"
+    "IDEyIFRmIChBIG1pbGxyYWNlIGxlYWRzIHdhdGVyIHRvIGEgbWlsbC4pIFRqIEVUCmVuZHN0cmVhbQplbmRvYmoKeHJlZgow"
+    "IDYKMDAwMDAwMDAwMCA2NTUzNSBmIAowMDAwMDAwMDA5IDAwMDAwIG4gCjAwMDAwMDAwNTMgMDAwMDAgbiAKMDAwMDAwMDEw"
+    "MyAwMDAwMCBuIAowMDAwMDAwMTY1IDAwMDAwIG4gCjAwMDAwMDAyNTQgMDAwMDAgbiAKdHJhaWxlcjw8L1Jvb3QgMSAwIFIv"
+    "U2l6ZSA2Pj4Kc3RhcnR4cmVmCjM1NAolJUVPRgo="
+)
+"""A page that says: A millrace leads water to a mill."""
 
 EXAMPLES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": "MODEL", "messages": _ASK, "max_tokens": 64, "stream": True},
@@ -43,6 +54,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "/api/embed": {"model": "EMBEDDER", "input": _TEXTS},
     "/api/embeddings": {"model": "EMBEDDER", "prompt": _TEXTS[0]},
     "/v1/cache/warm": {"model": "MODEL", "prompts": ["You are a helpful assistant."]},
+    "/v1/files/text": {"filename": "mill.pdf", "file_data": f"data:application/pdf;base64,{_PDF}"},
     "/models/load": {"model": "MODEL"},
     "/models/unload": {"model": "MODEL"},
     "/v1/models/{name}/load": {"wait": False},

@@ -40,6 +40,8 @@ EVERYWHERE = {
     "stop_sequences": "Texts that end the answer.",
     "stop_token_ids": "Tokens that end the answer.",
     "ignore_eos": "Whether the answer goes on where the model would end it.",
+    "loop_guard": "Whether the answer ends once more than 256 of its tokens repeat with a period of at "
+    "most 64.",
     "n": "How many answers are made.",
     "best_of": "How many are made, of which the best are given.",
     "logprobs": "Whether, or for how many tokens, log probabilities are given.",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from millrace.api.answer import KEEP_ALIVE, one_line
 from millrace.api.responses.machine import Machine
 from millrace.api.responses.parts import Wire
-from millrace.errors import MillraceError, RequestFailed
+from millrace.errors import MillraceError, RequestFailed, StorageUnavailable
 from millrace.serving.running import Running
 from millrace.text.deltas import Idle
 
@@ -40,12 +40,26 @@ class Answering:
                     yield None
                 for event in machine.feed(happened):
                     yield event
-            last = [machine.end()]
-            await self.save(last)
+            end = machine.end()
         except Exception as error:
             last = await self._failed(error)
+        else:
+            last = [await self._kept(end)]
         for event in last:
             yield event
+
+    async def _kept(self, end: Wire) -> Wire:
+        """The last event after the response is kept; one that cannot be kept is delivered all the same."""
+        try:
+            await self.save([end])
+        except Exception as error:
+            if not isinstance(error, MillraceError):
+                log.exception("a response was not kept")
+                error = StorageUnavailable("The server met an unexpected error in the store.")
+            log.warning("the response %s was not kept: %s", end["response"]["id"], error.message)
+            self.machine.not_stored(error)
+            return end | {"response": self.machine.response()}
+        return end
 
     async def _failed(self, error: Exception) -> list[Wire]:
         if not isinstance(error, MillraceError):

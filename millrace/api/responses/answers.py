@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from millrace.text.loops import AnswerLoop
+
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
@@ -21,6 +23,7 @@ class ResponseObject(msgspec.Struct):
     error: dict[str, Any] | None
     incomplete_details: dict[str, Any] | None
     usage: dict[str, Any] | None
+    finish_details: AnswerLoop | msgspec.UnsetType = msgspec.UNSET
 
 
 class ResponseEvent(msgspec.Struct):

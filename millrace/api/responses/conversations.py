@@ -51,7 +51,7 @@ class NewLabels(msgspec.Struct):
     "Begin a conversation",
     body=NewConversation,
     answer=ConversationObject,
-    statuses=READS,
+    statuses=(*READS, 503, 507),
 )
 async def create(http: HttpRequest) -> Response:
     wire = convert(await _body(http), NewConversation)
@@ -74,7 +74,7 @@ async def get(http: HttpRequest, id: str) -> Response:
     "Label a conversation",
     body=NewLabels,
     answer=ConversationObject,
-    statuses=(*READS, 404),
+    statuses=(*READS, 404, 503, 507),
 )
 async def update(http: HttpRequest, id: str) -> Response:
     labels = convert(await _body(http), NewLabels)
@@ -84,7 +84,7 @@ async def update(http: HttpRequest, id: str) -> Response:
 
 
 @router.delete("/v1/conversations/{id}")
-@describe("conversations", "Delete a conversation", answer=Deleted, statuses=(404,))
+@describe("conversations", "Delete a conversation", answer=Deleted, statuses=(404, 503, 507))
 async def delete(http: HttpRequest, id: str) -> Response:
     _demand(id, await _store(http).delete_conversation(id))
     return as_json({"id": id, "object": "conversation.deleted", "deleted": True})
@@ -109,7 +109,7 @@ async def items(http: HttpRequest, id: str) -> Response:
     "Add items to a conversation",
     body=NewItems,
     answer=ItemList,
-    statuses=(*READS, 404),
+    statuses=(*READS, 404, 503, 507),
 )
 async def add(http: HttpRequest, id: str) -> Response:
     wire = convert(await _body(http), NewItems)
@@ -127,7 +127,7 @@ async def item(http: HttpRequest, id: str, item: str) -> Response:
 
 
 @router.delete("/v1/conversations/{id}/items/{item}")
-@describe("conversations", "Remove an item", answer=ConversationObject, statuses=(404,))
+@describe("conversations", "Remove an item", answer=ConversationObject, statuses=(404, 503, 507))
 async def remove(http: HttpRequest, id: str, item: str) -> Response:
     found = await _store(http).conversation(id)
     await _store(http).shorten_conversation(id, item)

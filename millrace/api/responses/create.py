@@ -45,6 +45,8 @@ async def create(http: HttpRequest) -> Response:
     id = fresh("resp_", caller)
     name = request_id(http, "") if "x-request-id" in http.headers else id
     plan = await prepare(asked, context.store, name, caller)
+    if plan.storing:
+        await context.store.check_room(caller, plan.stored_bytes)
     headers = {"x-request-id": name} | ignored_header(plan.ignored)
     with in_words(HERE):
         running = run(http, plan.model, plan.request)
@@ -58,6 +60,8 @@ async def create(http: HttpRequest) -> Response:
     if plan.wire.stream:
         return EventStream(answering.stream(), running.close, _broken(answering), headers)
     machine = await whole(http, answering.whole(), running.close)
+    if machine.store_error is not None:
+        headers |= ignored_header([*plan.ignored, *plan.storing])
     return as_json(machine.response(), headers)
 
 

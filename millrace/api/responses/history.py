@@ -32,7 +32,7 @@ async def before(
     sections, stored = found
     own = measure(given)
     if not shorten:
-        room.demand(own.plus(stored))
+        await room.demand(own.plus(stored))
     newest, at = await _newest(store, sections, room, own, shorten)
     if at is None:
         return newest
@@ -74,7 +74,7 @@ async def _newest(
         if batch.ended:
             return found[::-1], None
         if not shorten:
-            room.demand(measured)
+            await room.demand(measured)
         elif not room.fits(measured):
             return found[::-1], at
 
@@ -92,7 +92,7 @@ async def _rules(
         kept = [item for item in batch.items if is_rule(item)]
         found += kept
         measured = measured.plus(measure(kept))
-        room.demand(measured)
+        await room.demand(measured)
         assert batch.at is not None
         at, ended = batch.at, batch.ended
     return found[::-1]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 import zlib
 from collections.abc import AsyncIterator
 from typing import Any
@@ -18,7 +19,10 @@ from millrace.api.responses.parts import Wire
 from millrace.api.responses.plan import ResponsePlan
 from millrace.api.responses.store import Store
 from millrace.caller import current_departure
+from millrace.errors import MillraceError
 from millrace.serving.running import Running
+
+log = logging.getLogger("millrace.api")
 
 
 class BackgroundJob:
@@ -82,12 +86,20 @@ class BackgroundJob:
     async def _save(self, last: list[Wire]) -> None:
         response = self._answering.machine.response()
         events = await asyncio.to_thread(packed, [*self._log, *map(encode, last)])
-        await self._store.put(
-            response,
-            self._plan.given,
-            events=events,
-            conversation=None if self._answering.machine.error else self._plan.conversation,
-        )
+        try:
+            await self._store.put(
+                response,
+                self._plan.given,
+                events=events,
+                conversation=None if self._answering.machine.error else self._plan.conversation,
+            )
+        except MillraceError:
+            # What was stored at the start would be found as still running.
+            try:
+                await self._store.delete(self.id)
+            except MillraceError as error:
+                log.error("the response %s stays stored as running: %s", self.id, error.message)
+            raise
 
 
 class Jobs:

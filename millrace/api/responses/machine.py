@@ -63,6 +63,7 @@ class Machine:
         self._ended: float | None = None
         self.status = "queued" if queued else "in_progress"
         self.error: MillraceError | None = None
+        self.store_error: MillraceError | None = None
 
     def begin(self) -> list[Wire]:
         created = self._state("response.created")
@@ -97,6 +98,15 @@ class Machine:
         ended = self._stamp(self._close("incomplete"))
         return [*ended, self._state("response.failed")]
 
+    def not_stored(self, error: MillraceError) -> None:
+        """The answer is whole, and the store did not take it."""
+        self.store_error = error
+        self._echo = {
+            **self._echo,
+            "store": False,
+            "store_error": {"code": error.code, "message": error.message},
+        }
+
     def response(self) -> dict[str, Any]:
         """The response object as it stands."""
         output = self._done + ([self._open.item] if self._open else [])
@@ -112,6 +122,8 @@ class Machine:
             state["incomplete_details"] = {"reason": "max_output_tokens"}
         if self._finish is not None and self._finish.matched is not None:
             state["matched_stop"] = self._finish.matched
+        if self._finish is not None:
+            state |= self._finish.details
         return {**self._echo, **state}
 
     @property

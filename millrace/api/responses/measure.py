@@ -1,11 +1,13 @@
 """A lower bound on the tokens of stored items, known without decoding or rendering them.
 
-Counts only what every template writes: turns of users, instructions and tools that are not blank, and
-their printable ASCII. What an assistant said is not counted, since templates may drop thoughts from it.
+Counts what is in every prompt of a template that writes all turns: those of users, instructions and tools
+that are not blank, and their printable ASCII. What an assistant said is not counted, since templates may
+drop thoughts from it.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -58,6 +60,7 @@ class Room:
     def __init__(self, model: ServedModel) -> None:
         self._window = model.window
         self._tokenizer = model.tokenizer
+        self._dialect = model.dialect
 
     def fewest_tokens(self, measured: StoredMeasure) -> int:
         if measured.text <= self._window * _SHORT_TOKEN:
@@ -65,11 +68,11 @@ class Room:
         return max(measured.turns, self._tokenizer.fewest_of_ascii(measured.text))
 
     def fits(self, measured: StoredMeasure) -> bool:
-        """False if no prompt with these items has room; True if one may."""
+        """False if no prompt with all these items has room; True if one may."""
         return self.fewest_tokens(measured) < self._window
 
-    def demand(self, measured: StoredMeasure) -> None:
-        """Raise that these items cannot have room."""
-        if not self.fits(measured):
+    async def demand(self, measured: StoredMeasure) -> None:
+        """Raise that these items cannot have room, unless the model's template leaves turns out."""
+        if not self.fits(measured) and await asyncio.to_thread(lambda: self._dialect.keeps_turns):
             fewest = self.fewest_tokens(measured)
             raise ContextLengthExceeded(fewest, self._window, at_least=True)

@@ -6,10 +6,13 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from millrace.api.logprobs import chat_logprobs
 from millrace.api.responses.items import Item
 from millrace.api.responses.machine import Machine
 from millrace.api.responses.schema import CompactRequest, ConversationRef, ResponsesRequest
+from millrace.api.responses.tables import ROW_BYTES
 from millrace.serving.model import ServedModel
 from millrace.serving.request import Request
 from millrace.serving.toolbox import Toolbox
@@ -31,6 +34,19 @@ class ResponsePlan:
     @property
     def conversation(self) -> str | None:
         return conversation_id(self.wire)
+
+    @property
+    def storing(self) -> list[str]:
+        """The fields of the request, also by default, for which something is stored."""
+        return ["store"] * self.stored + ["conversation"] * (self.conversation is not None)
+
+    def stored_bytes(self) -> int:
+        """What will be stored, as far as it is known before the answer."""
+        items = sum(len(msgspec.json.encode(item)) + ROW_BYTES for item in self.given)
+        if not self.stored:
+            return items
+        size = len(msgspec.json.encode(_echo("", self))) + ROW_BYTES
+        return size + items * (2 if self.conversation else 1)
 
     def machine(self, id: str) -> Machine:
         reasoning = self.wire.reasoning
@@ -79,6 +95,7 @@ def _echo(id: str, plan: ResponsePlan) -> dict[str, Any]:
         },
         "safety_identifier": wire.safety_identifier,
         "service_tier": "default",
+        "store": plan.stored,
         "temperature": sampling.temperature,
         "text": {
             "format": (text.format if text else None) or {"type": "text"},

@@ -24,6 +24,7 @@ from millrace.api.responses.sections import (
     Section,
     Sections,
 )
+from millrace.api.responses.space import StoreUsage
 from millrace.api.responses.tables import open_reader
 
 _LINKS = """
@@ -59,6 +60,9 @@ class StoreReader:
 
     def close(self) -> None:
         self._sql.close()
+
+    def usage(self, whose: str) -> StoreUsage:
+        return usage_of(self._sql, whose)
 
     def head(self, id: str) -> StoredResponse | None:
         row = self._one("SELECT body, turns, text FROM responses WHERE id = ?", id)
@@ -201,6 +205,12 @@ class StoreReader:
 
     def _all(self, query: str, *values: object) -> list[Any]:
         return self._sql.execute(query, values).fetchall()
+
+
+def usage_of(sql: sqlite3.Connection, whose: str) -> StoreUsage:
+    """Bytes that one caller has stored, and all of them."""
+    query = "SELECT coalesce(sum(bytes) FILTER (WHERE caller = ?), 0), coalesce(sum(bytes), 0) FROM usage"
+    return StoreUsage(*sql.execute(query, (whose,)).fetchone())
 
 
 def _between(

@@ -21,14 +21,16 @@ from typing import Any, TypeVar
 from millrace.api.responses.ids import owner
 from millrace.api.responses.reader import StoredConversation, StoredResponse, StoreReader
 from millrace.api.responses.sections import BATCH_ITEMS, Cursor, Item, ItemBatch, Section, Sections
+from millrace.api.responses.space import StoreUsage, is_full
 from millrace.api.responses.writer import StoreWriter
 from millrace.config import home
 from millrace.errors import (
     BadRequest,
+    InsufficientStorage,
     NotFound,
     PreviousResponseNotFound,
-    RequestFailed,
     SetupError,
+    StorageUnavailable,
 )
 from millrace.fair_executor import FairExecutor
 
@@ -43,13 +45,16 @@ _WAITING_PER_CALLER, _WAITING = 1024, 16384
 """Jobs that may wait. A request has one at a time, so these bound requests."""
 
 
-def open_store(path: str | None, days: int) -> Store:
-    """The store at a path; `none` is no store, and None the usual place in the user's folder."""
+def open_store(path: str | None, days: int, limit: int | None = None, keys: int = 0) -> Store:
+    """The store at a path; `none` is no store, and None the usual place in the user's folder.
+
+    `limit` is in bytes, and each of the server's `keys` may use an equal part of it.
+    """
     if path == "none":
         return Store()
     place = Path(path).expanduser() if path else home() / "responses.sqlite"
     try:
-        return Store(place, days)
+        return Store(place, days, limit, keys)
     except (OSError, sqlite3.Error) as error:
         if path:
             raise SetupError(f"--store {path} cannot be used: {error}.") from error
@@ -60,13 +65,19 @@ def open_store(path: str | None, days: int) -> Store:
 class Store:
     """Without a path, nothing is stored."""
 
-    def __init__(self, path: Path | None = None, days: int = 30) -> None:
+    def __init__(
+        self,
+        path: Path | None = None,
+        days: int = 30,
+        limit: int | None = None,
+        keys: int = 0,
+    ) -> None:
         self._days = days
         self._pruned = 0.0
         self._on = path is not None
         if path is None:
             return
-        self._writer = StoreWriter(path)
+        self._writer = StoreWriter(path, limit, keys)
         try:
             self._writer.settle(_runs_elsewhere, LOST)
             self._reader = StoreReader(path)
@@ -96,6 +107,19 @@ class Store:
                 f"'{param}' needs stored responses, and this server stores none (--store none).",
                 param=param,
             )
+
+    async def check_room(self, caller: str, content: Callable[[], int]) -> None:
+        """Raise InsufficientStorage if there is no room for what a request will store.
+
+        `content` measures it in bytes, which may take too long for the event loop.
+        """
+
+        def check(reader: StoreReader) -> None:
+            size, usage = content(), reader.usage(owner(caller))
+            self._writer.space.check(StoreUsage(usage.own + size, usage.total + size))
+            self._writer.space.check_disk(size)
+
+        await self._read(check)
 
     async def put(
         self,
@@ -196,7 +220,7 @@ class Store:
 
     async def add_conversation(self, conversation: dict[str, Any], items: list[Item]) -> None:
         self.demand("conversation")
-        await self._write(lambda w: w.add_conversation(conversation, items), len(items))
+        await self._write(lambda w: w.add_conversation(conversation, items), len(items), grows=True)
 
     async def conversation(self, id: str) -> StoredConversation:
         self.demand("conversation")
@@ -222,7 +246,7 @@ class Store:
         return found
 
     async def extend_conversation(self, id: str, items: list[Item]) -> bool:
-        return await self._write(lambda w: w.extend_conversation(id, items), len(items))
+        return await self._write(lambda w: w.extend_conversation(id, items), len(items), grows=True)
 
     async def shorten_conversation(self, id: str, item: str) -> None:
         found = False
@@ -230,11 +254,15 @@ class Store:
             found = True
         if not found:
             raise _no_item(item)
+        while await self._write(StoreWriter.shrink, BATCH_ITEMS):
+            pass
         await self._write(StoreWriter.forget)
 
     async def _swept(self, id: str) -> None:
         """Delete the items of something that was deleted, batch by batch."""
         while await self._write(lambda w: w.sweep(id), BATCH_ITEMS):
+            pass
+        while await self._write(StoreWriter.shrink, BATCH_ITEMS):
             pass
         await self._write(StoreWriter.forget)
 
@@ -261,15 +289,26 @@ class Store:
     async def _read(self, work: Callable[[StoreReader], T], items: int = 1) -> T:
         return await self._do(self._reading, items * _READ, lambda: work(self._reader))
 
-    async def _write(self, work: Callable[[StoreWriter], T], items: int = 1) -> T:
-        return await self._do(self._writing, items * _WRITE, lambda: work(self._writer))
+    async def _write(
+        self, work: Callable[[StoreWriter], T], items: int = 1, *, grows: bool = False
+    ) -> T:
+        """`grows` refuses the work if the disk has too little free space."""
+
+        def write() -> T:
+            if grows:
+                self._writer.space.check_disk(0)
+            return work(self._writer)
+
+        return await self._do(self._writing, items * _WRITE, write)
 
     async def _do(self, threads: FairExecutor, seconds: float, work: Callable[[], T]) -> T:
         try:
             return await asyncio.wrap_future(threads.submit_expected(seconds, work))
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             log.error("the response store failed: %s", error)
-            raise RequestFailed(f"The response store failed: {error}.") from error
+            full = isinstance(error, sqlite3.Error) and is_full(error)
+            kind = InsufficientStorage if full else StorageUnavailable
+            raise kind(f"The response store failed: {error}.") from error
 
 
 def _threads(name: str) -> FairExecutor:

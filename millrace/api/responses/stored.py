@@ -77,7 +77,7 @@ async def _response(http: HttpRequest, id: str) -> dict[str, Any]:
 
 
 @router.delete("/v1/responses/{id}")
-@describe("responses", "Delete a stored response", answer=Deleted, statuses=(404,))
+@describe("responses", "Delete a stored response", answer=Deleted, statuses=(404, 503, 507))
 async def delete(http: HttpRequest, id: str) -> Response:
     context = context_of(http)
     if job := context.jobs.get(id):

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 
 from millrace.api.responses.ids import OWNER_LENGTH
@@ -56,7 +58,42 @@ CREATE INDEX responses_by_previous ON responses (previous) WHERE previous IS NOT
 CREATE INDEX responses_running ON responses (runner) WHERE runner IS NOT NULL;
 CREATE INDEX conversations_by_use ON conversations (used);
 """
-_STEPS = (_FIRST, _PAGED)
+ROW_BYTES = 400
+"""What a row takes beside its content: its ids, and its entries in the indexes."""
+
+
+def _counting(table: str, owner: str, *contents: str) -> str:
+    """Triggers that keep the bytes of a table's rows in `usage`, by the caller at the end of an id."""
+
+    def size(row: str) -> str:
+        sizes = " + ".join(f"coalesce(length({row}.{c}), 0)" for c in contents)
+        return f"{sizes} + {ROW_BYTES}"
+
+    def caller(row: str) -> str:
+        return f"substr({row}.{owner}, -{OWNER_LENGTH})"
+
+    add = (
+        f"INSERT INTO usage VALUES ({caller('NEW')}, {size('NEW')}) "
+        "ON CONFLICT (caller) DO UPDATE SET bytes = bytes + excluded.bytes;"
+    )
+    remove = f"UPDATE usage SET bytes = bytes - ({size('OLD')}) WHERE caller = {caller('OLD')};"
+    return f"""
+INSERT INTO usage SELECT {caller("t")}, sum({size("t")}) FROM {table} t WHERE true GROUP BY 1
+    ON CONFLICT (caller) DO UPDATE SET bytes = bytes + excluded.bytes;
+CREATE TRIGGER {table}_added AFTER INSERT ON {table} BEGIN {add} END;
+CREATE TRIGGER {table}_removed AFTER DELETE ON {table} BEGIN {remove} END;
+CREATE TRIGGER {table}_changed AFTER UPDATE OF {", ".join(contents)} ON {table}
+    BEGIN {remove} {add} END;
+"""
+
+
+_USAGE = (
+    "CREATE TABLE usage (caller TEXT PRIMARY KEY, bytes INTEGER NOT NULL);"
+    + _counting("responses", "id", "body", "events")
+    + _counting("conversations", "id", "metadata")
+    + _counting("items", "owner", "body")
+)
+_STEPS = (_FIRST, _PAGED, _USAGE)
 """What makes version N + 1 of version N."""
 VERSION = len(_STEPS)
 
@@ -70,16 +107,31 @@ def open_writer(path: Path) -> sqlite3.Connection:
     try:
         sql.execute("PRAGMA secure_delete = ON")
         found = _check(sql, path)
+        # The file shrinks when something is deleted; this has no effect on a file that has tables.
+        sql.execute("PRAGMA auto_vacuum = INCREMENTAL")
         sql.execute("PRAGMA journal_mode = WAL")
         sql.execute("PRAGMA synchronous = NORMAL")
         while _upgraded(sql, path):
             pass
         if 0 < found < VERSION:
+            _make_shrinkable(sql, path)
             log.info("upgraded %s from version %d to %d", path, found, VERSION)
     except BaseException:
         sql.close()
         raise
     return sql
+
+
+def _make_shrinkable(sql: sqlite3.Connection, path: Path) -> None:
+    """Write a file of an earlier version anew, so that it shrinks; needs room for two copies of it."""
+    if shutil.disk_usage(path.parent).free < 2 * path.stat().st_size:
+        log.warning("%s does not shrink when responses are deleted: no room for a copy", path)
+        return
+    try:
+        sql.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        sql.execute("VACUUM")
+    except sqlite3.OperationalError as error:
+        log.warning("%s does not shrink when responses are deleted: %s", path, error)
 
 
 def open_reader(path: Path) -> sqlite3.Connection:
@@ -108,11 +160,28 @@ def _upgraded(sql: sqlite3.Connection, path: Path) -> bool:
     try:
         version = _check(sql, path)
         if version < VERSION:
-            for statement in filter(str.strip, _STEPS[version].split(";")):
+            for statement in _statements(_STEPS[version]):
                 sql.execute(statement)
             sql.execute(f"PRAGMA user_version = {version + 1}")
+        sql.execute("COMMIT")
     except BaseException:
-        sql.execute("ROLLBACK")
+        roll_back(sql)
         raise
-    sql.execute("COMMIT")
     return version < VERSION
+
+
+def roll_back(sql: sqlite3.Connection) -> None:
+    """End a transaction that failed. On a full disk SQLite may have ended it already, and a second
+    rollback would be an error that hides the first."""
+    if sql.in_transaction:
+        sql.execute("ROLLBACK")
+
+
+def _statements(script: str) -> Iterator[str]:
+    """The statements of a script; a trigger is one of them, although it contains some."""
+    found = ""
+    for part in script.split(";"):
+        found += part + ";"
+        if sqlite3.complete_statement(found):
+            yield found
+            found = ""

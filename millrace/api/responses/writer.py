@@ -10,27 +10,37 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
+from millrace.api.responses.ids import OWNER_LENGTH
 from millrace.api.responses.measure import StoredMeasure, measure
-from millrace.api.responses.reader import decode
+from millrace.api.responses.reader import decode, usage_of
 from millrace.api.responses.sections import BATCH_BYTES, BATCH_ITEMS, Item
-from millrace.api.responses.tables import open_writer
+from millrace.api.responses.space import StoreSpace, StoreUsage, is_full
+from millrace.api.responses.tables import open_writer, roll_back
 from millrace.api.responses.truncation import is_rule
 
 _OLD_RESPONSES = """
 SELECT id, created, rowid FROM responses WHERE (created, rowid) < (?, ?)
 ORDER BY created DESC, rowid DESC LIMIT ?
 """
+_SHRINK_PAGES = 256
+T = TypeVar("T")
 Age = tuple[float, int]
 """By which responses are ordered: when one was stored, and its row."""
 
 
 class StoreWriter:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, limit: int | None = None, keys: int = 0) -> None:
         self._sql = open_writer(path)
+        self.space = StoreSpace(path, limit, keys)
+        self.space.restore()
+        # What is only in the log takes space twice when it is written back: less than the reserve.
+        (page,) = self._sql.execute("PRAGMA page_size").fetchone()
+        pages = max(8, self.space.reserve // 4 // page)
+        self._sql.execute(f"PRAGMA wal_autocheckpoint = {pages}").fetchall()
 
     def close(self) -> None:
         self._sql.close()
@@ -50,10 +60,12 @@ class StoreWriter:
         own = measure(given).plus(measure(response["output"]))
         rows = _rows("input", given) + _rows("output", response["output"])
         with self._change():
+            before = self._usage(id)
             total = own.plus(self._measure("responses", previous)) if previous else own
             self._sql.execute("DELETE FROM items WHERE owner = ?", (id,))
+            replaced = self._sql.execute("DELETE FROM responses WHERE id = ?", (id,)).rowcount > 0
             self._sql.execute(
-                "INSERT OR REPLACE INTO responses "
+                "INSERT INTO responses "
                 "(id, created, previous, runner, body, events, turns, text) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 (id, time.time(), previous, runner, body, events, total.turns, total.text),
@@ -61,6 +73,8 @@ class StoreWriter:
             self._add(id, rows)
             if conversation is not None and self._grow(conversation, own):
                 self._add(conversation, rows)
+            if not replaced:  # a background response was admitted when it began
+                self._check_room(id, before)
 
     def delete(self, id: str) -> bool:
         """Remove a response from sight; its items are deleted by `sweep`."""
@@ -69,6 +83,7 @@ class StoreWriter:
     def add_conversation(self, conversation: dict[str, Any], items: Sequence[Item]) -> None:
         id, measured, rows = conversation["id"], measure(items), _rows("input", items)
         with self._change():
+            before = self._usage(id)
             self._sql.execute(
                 "INSERT INTO conversations (id, created, used, metadata, turns, text) "
                 "VALUES (?, ?, ?, ?, ?, ?)",
@@ -82,13 +97,16 @@ class StoreWriter:
                 ),
             )
             self._add(id, rows)
+            self._check_room(id, before)
 
     def label_conversation(self, id: str, metadata: dict[str, Any]) -> bool:
         with self._change():
+            before = self._usage(id)
             found = self._sql.execute(
                 "UPDATE conversations SET metadata = ?, used = ? WHERE id = ?",
                 (_json(metadata), time.time(), id),
             )
+            self._check_room(id, before)
         return found.rowcount > 0
 
     def delete_conversation(self, id: str) -> bool:
@@ -98,13 +116,18 @@ class StoreWriter:
     def extend_conversation(self, id: str, items: Sequence[Item]) -> bool:
         measured, rows = measure(items), _rows("input", items)
         with self._change():
+            before = self._usage(id)
             found = self._grow(id, measured)
             if found:
                 self._add(id, rows)
+                self._check_room(id, before)
         return found
 
     def shorten_conversation(self, id: str, item: str) -> int:
         """Delete a batch of the items with this id; returns how many there were."""
+        return self._freeing(lambda: self._shorten(id, item))
+
+    def _shorten(self, id: str, item: str) -> int:
         with self._change():
             numbers, bodies = self._batch("owner = ? AND id = ?", id, item)
             held = self._measure("conversations", id).minus(measure(map(decode, bodies)))
@@ -117,6 +140,9 @@ class StoreWriter:
 
     def sweep(self, owner: str | None = None) -> bool:
         """Delete a batch of the items of one discarded owner, or of any; False if none is left."""
+        return self._freeing(lambda: self._sweep(owner))
+
+    def _sweep(self, owner: str | None) -> bool:
         with self._change():
             row = self._sql.execute(
                 "SELECT owner FROM discarded WHERE ? IS NULL OR owner = ? LIMIT 1", (owner, owner)
@@ -128,6 +154,18 @@ class StoreWriter:
             if not numbers:
                 self._sql.execute("DELETE FROM discarded WHERE owner = ?", row)
         return True
+
+    def shrink(self) -> bool:
+        """Return a batch of free pages to the disk; False if no more can be returned."""
+        before = self._free_pages()
+        if before:
+            vacuum = f"PRAGMA incremental_vacuum({_SHRINK_PAGES})"
+            self._freeing(lambda: self._sql.execute(vacuum).fetchall())
+        return 0 < self._free_pages() < before
+
+    def _free_pages(self) -> int:
+        (count,) = self._sql.execute("PRAGMA freelist_count").fetchone()
+        return int(count)
 
     def forget(self) -> None:
         """Cut the log, which holds what was deleted until it is written back."""
@@ -142,6 +180,9 @@ class StoreWriter:
         Returns where the next batch starts; None after the last. What goes back to a response is younger
         than it: from the youngest to the oldest, one pass finds all that can go.
         """
+        return self._freeing(lambda: self._prune_responses(before))
+
+    def _prune_responses(self, before: Age) -> Age | None:
         with self._change():
             rows = self._sql.execute(_OLD_RESPONSES, (*before, BATCH_ITEMS)).fetchall()
             for id, _, _ in rows:
@@ -152,6 +193,9 @@ class StoreWriter:
 
     def prune_conversations(self, before: float) -> bool:
         """Discard a batch of those that were not used since then; False if there are none."""
+        return self._freeing(lambda: self._prune_conversations(before))
+
+    def _prune_conversations(self, before: float) -> bool:
         with self._change():
             rows = self._sql.execute(
                 "SELECT id FROM conversations WHERE used < ? LIMIT ?", (before, BATCH_ITEMS)
@@ -170,6 +214,8 @@ class StoreWriter:
             yield
         while self.sweep():
             yield
+        while self.shrink():
+            yield
 
     def settle(self, runs: Callable[[int], bool], error: dict[str, Any]) -> None:
         """Mark as failed what was running in a server that no longer runs."""
@@ -186,8 +232,44 @@ class StoreWriter:
                     )
 
     def _discard(self, table: str, id: str) -> bool:
-        with self._change():
-            return self._hide(table, id)
+        def hide() -> bool:
+            with self._change():
+                return self._hide(table, id)
+
+        return self._freeing(hide)
+
+    def _freeing(self, work: Callable[[], T]) -> T:
+        """Do work that deletes. On a full disk, it is done again with the space of the reserve file."""
+        try:
+            return work()
+        except sqlite3.Error as error:
+            if not is_full(error):
+                raise
+        self.space.release()
+        self.forget()
+        try:
+            try:
+                return work()
+            except sqlite3.Error as error:
+                if not is_full(error):
+                    raise
+            # Overwriting what is deleted takes as much of the log as that takes itself.
+            self._sql.execute("PRAGMA secure_delete = FAST").fetchall()
+            return work()
+        finally:
+            self._sql.execute("PRAGMA secure_delete = ON").fetchall()
+            self.forget()
+            self.space.restore()
+
+    def _usage(self, id: str) -> StoreUsage:
+        """What the caller whose id this is has stored, and all callers together."""
+        return usage_of(self._sql, id[-OWNER_LENGTH:])
+
+    def _check_room(self, id: str, before: StoreUsage) -> None:
+        """Raise if the transaction so far stores more than is allowed; one that stores less is."""
+        usage = self._usage(id)
+        if usage.own > before.own:
+            self.space.check(usage)
 
     def _hide(self, table: str, id: str) -> bool:
         """Remove a row, and note that its items are to be deleted."""
@@ -246,7 +328,11 @@ class _Transaction:
         self._sql.execute("BEGIN IMMEDIATE")
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._sql.execute("COMMIT" if kind is None else "ROLLBACK")
+        try:
+            if kind is None:
+                self._sql.execute("COMMIT")
+        finally:
+            roll_back(self._sql)
 
 
 def _rows(part: str, items: Iterable[Item]) -> list[tuple[str, str, bytes, bool]]:

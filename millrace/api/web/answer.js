@@ -1,14 +1,17 @@
 // One answer: asked for, and taken in as it comes. It knows the wire and the message, and nothing of the page.
 
 import { events, get, Refused } from "./api.js";
-import { fresh, messages, NUMBERS } from "./conversation.js";
+import { fresh, inRange, messages, NUMBERS } from "./conversation.js";
+import { limitsOf } from "./limits.js";
+import { modelNamed } from "./server.js";
 
 export function requestOf(talk, parent, model) {
   const { settings } = talk;
-  const body = { model: model || undefined, messages: messages(talk, parent), stream: true, stream_options: { include_usage: true } };
-  for (const name of NUMBERS) if (Number.isFinite(settings[name])) body[name] = settings[name];
+  const body = { model: model || undefined, messages: messages(talk, parent), stream: true, stream_options: { include_usage: true, continuous_usage_stats: true } };
+  for (const name of NUMBERS) if (inRange(name, settings[name])) body[name] = settings[name];
+  Object.assign(body, limitsOf(settings, modelNamed(model)?.profile));
   if (settings.thinking === "on" || settings.thinking === "off") body.enable_thinking = settings.thinking === "on";
-  if (settings.stop) body.stop = settings.stop.split("\n").filter(Boolean).slice(0, 16);
+  if (settings.stop) body.stop = settings.stop.split("\n").filter(Boolean);
   if (settings.tools?.trim()) body.tools = toolsIn(settings.tools);
   return body;
 }
@@ -16,7 +19,7 @@ export function requestOf(talk, parent, model) {
 /** The tools of a settings field; throws what is wrong with them. */
 export function toolsIn(text) {
   let given;
-  try { given = JSON.parse(text); } catch (error) { throw new Error(`The tools are no JSON: ${error.message}`); }
+  try { given = JSON.parse(text); } catch (error) { throw new Error(`Tools must be valid JSON: ${error.message}`); }
   const list = Array.isArray(given) ? given : [given];
   return list.map((tool) => (tool?.type ? tool : { type: "function", function: tool }));
 }
@@ -24,7 +27,7 @@ export function toolsIn(text) {
 export class Answer {
   /** `model` gives the one to ask, when it is known; `changed` is called whenever there is more to show. */
   constructor(talk, node, model, changed) {
-    Object.assign(this, { talk, node, model, changed, note: "Waiting for the server" });
+    Object.assign(this, { talk, node, model, changed, note: "Sending" });
     this.id = fresh("page-");
     this.control = new AbortController();
   }
@@ -41,6 +44,7 @@ export class Answer {
     try {
       node.meta = { model: await this.model() };
       const body = requestOf(this.talk, node.parent, node.meta.model);
+      node.meta.limit = body.max_tokens;
       const options = { method: "POST", body, signal: this.control.signal, headers: { "x-request-id": this.id } };
       for await (const group of events("/v1/chat/completions", options)) {
         for (const { data } of group) {
@@ -54,7 +58,7 @@ export class Answer {
         }
         this.changed();
       }
-      if (!whole) throw new Refused(0, "The answer broke off.");
+      if (!whole) throw new Refused(0, "The connection was lost before the response was complete.");
     } catch (error) {
       if (this.stopped) node.meta.stopped = true;
       else node.meta.error = error.message || String(error);
@@ -83,13 +87,13 @@ export class Answer {
     const choice = chunk.choices?.[0];
     if (!choice) return false;
     if (choice.finish_reason) node.meta.finish = choice.finish_reason;
+    if (choice.finish_details?.type === "loop") node.meta.looped = true;
     const { delta } = choice;
+    // A thought lasts from its first token to the first token of the answer or of a call.
+    if (delta.reasoning_content) this.thoughtFrom ??= performance.now();
+    if (this.thoughtFrom && !node.content && !node.calls?.length) node.meta.thought = (performance.now() - this.thoughtFrom) / 1000;
     if (delta.content) node.content += delta.content;
-    if (delta.reasoning_content) {
-      node.reasoning = (node.reasoning ?? "") + delta.reasoning_content;
-      this.thoughtFrom ??= performance.now();
-      node.meta.thought = (performance.now() - this.thoughtFrom) / 1000;
-    }
+    if (delta.reasoning_content) node.reasoning = (node.reasoning ?? "") + delta.reasoning_content;
     for (const call of delta.tool_calls ?? []) {
       const known = ((node.calls ??= [])[call.index] ??= { id: call.id, name: "", arguments: "" });
       if (call.function?.name) known.name = call.function.name;
@@ -103,9 +107,9 @@ export class Answer {
     try {
       const { running } = await get("/v1/requests?limit=0");
       const own = running.find((r) => r.id === this.id);
-      if (!own) this.note = "Waiting for the model";
-      else if (own.phase === "queued") this.note = "Waiting for a place";
-      else this.note = `Reading the prompt, ${Math.round(own.progress * 100)} %`;
+      if (!own) this.note = "Loading the model";
+      else if (own.phase === "queued") this.note = "Queued";
+      else this.note = `Processing prompt, ${Math.round(own.progress * 100)} %`;
       this.changed();
     } catch { /* the answer itself will tell */ }
   }

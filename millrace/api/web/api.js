@@ -64,7 +64,7 @@ export async function remove(path, body) {
 
 async function* linesOf(answer) {
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-  const read = () => reader.read().catch((error) => { throw error.name === "AbortError" ? error : new Refused(0, "The connection to the server broke off."); });
+  const read = () => reader.read().catch((error) => { throw error.name === "AbortError" ? error : new Refused(0, "The connection to the server was lost."); });
   let rest = "";
   try {
     for (let part; !(part = await read()).done;) {
@@ -106,10 +106,16 @@ const visible = () => new Promise((done) => document.addEventListener("visibilit
 
 /**
  * A stream that begins again when it breaks, until it is stopped. Nobody looks at a hidden tab, and browsers have six
- * connections for all of a server's tabs: a hidden one has none open. `told` hears whether it is connected, or why not.
+ * connections for all of a server's tabs: a hidden one has none open. `told` hears whether it is connected, or why not;
+ * `silence` are the milliseconds without an event after which it is not.
  */
-export function follow(path, heard, told = () => {}, begun = () => {}) {
-  let over = false, control = null, pause = 500;
+export function follow(path, heard, told = () => {}, begun = () => {}, { silence = 0 } = {}) {
+  let over = false, control = null, pause = 500, timer = 0, silent = false;
+  /** A server that is frozen or cut off closes nothing: a stream that is silent for too long is taken for broken. */
+  const expect = () => {
+    clearTimeout(timer);
+    if (silence) timer = setTimeout(() => { silent = true; control.abort(); }, silence);
+  };
   const run = async () => {
     while (!over) {
       if (document.hidden) { await visible(); continue; }
@@ -117,14 +123,19 @@ export function follow(path, heard, told = () => {}, begun = () => {}) {
       let trouble = null;
       try {
         begun();
+        silent = false;
+        expect();
         for await (const group of events(path, { signal: control.signal })) {
           pause = 500;
           for (const { event, data } of group) heard(event, JSON.parse(data));
           told(true);
+          expect();
         }
       } catch (error) {
-        if (control.signal.aborted) continue;
-        trouble = error;
+        if (control.signal.aborted && !silent) continue;
+        trouble = silent ? new Refused(0, UNREACHED) : error;
+      } finally {
+        clearTimeout(timer);
       }
       if (over) return;
       told(false, trouble?.status ? trouble.message : null);

@@ -56,13 +56,13 @@ function turnTheme() {
 }
 
 const KEYS = [
-  ["Enter", "send"], ["Shift Enter", "a new line"], ["Esc", "stop the answer"], ["↑", "edit your last message, where nothing is written yet"],
-  ["/", "to the message field"], ["Ctrl K", "search conversations"], ["Ctrl Shift O", "new chat"], ["1 to 4 with Alt", "the views"], ["?", "this list"],
+  ["Enter", "Send"], ["Shift Enter", "New line"], ["Esc", "Stop generating"], ["↑", "Edit your last message, if the message field is empty"],
+  ["/", "Go to the message field"], ["Ctrl K", "Search chats"], ["Ctrl Shift O", "New chat"], ["Alt 1 to 4", "Chat, Dashboard, Models, Connect"], ["?", "Keyboard shortcuts"],
 ];
 
 function help() {
-  dialog("Keys", el("dl", { class: "keys" }, ...KEYS.flatMap(([keys, what]) => [
-    el("dt", {}, ...keys.split(" ").flatMap((k, i) => [i ? " " : "", /^(to|with|1|4)$/.test(k) ? k : el("kbd", { text: k })])), el("dd", { text: what })])));
+  dialog("Keyboard shortcuts", el("dl", { class: "keys" }, ...KEYS.flatMap(([keys, what]) => [
+    el("dt", {}, ...keys.split(" ").flatMap((k, i) => [i ? " " : "", /^to$/.test(k) ? k : el("kbd", { text: k })])), el("dd", { text: what })])));
 }
 
 document.addEventListener("keydown", (event) => {
@@ -90,7 +90,7 @@ async function fetchRest() {
 
 theme();
 document.getElementById("tools").append(
-  sign("key", "API key", unlock), sign("sun", "Light or dark", turnTheme), el("button", { type: "button", class: "sign help", "aria-label": "Keys", title: "Keys (?)", text: "?", on: { click: help } }));
+  sign("key", "API key", unlock), sign("sun", "Switch theme", turnTheme), el("button", { type: "button", class: "sign help", "aria-label": "Keyboard shortcuts", title: "Keyboard shortcuts (?)", text: "?", on: { click: help } }));
 addEventListener("hashchange", go);
 await go();
 document.documentElement.dataset.ready = "";

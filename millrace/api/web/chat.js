@@ -5,7 +5,17 @@ import { el, gauge, icon, sign, toast } from "./dom.js";
 import { part, untilThere } from "./parts.js";
 
 export const hello = () => el("div", { class: "hello" },
-  el("h1", { text: "What would you like to know?" }), el("p", { text: "It runs on this machine. Nothing you write leaves it." }));
+  el("h1", { text: "How can I help you?" }), el("p", { text: "The model runs on this server. What you write is sent nowhere else." }));
+
+/** Keep a text where it is when the room for it changes at its upper end, as by a message of the page. */
+function holdFromBelow(scroll) {
+  let height = 0;
+  new ResizeObserver(() => {
+    const now = scroll.clientHeight;
+    if (now && height) scroll.scrollTop += height - now;
+    height = now;
+  }).observe(scroll);
+}
 
 const unfetched = (error) => toast(error.message, "bad");
 
@@ -20,25 +30,26 @@ export class Chat {
     const picker = el("select", { "aria-label": "Model", on: { change: () => this.ask((desk) => desk.choose(picker.value)) } });
     const turns = el("div", { class: "turns", role: "log", "aria-live": "off", "aria-label": "Conversation" }, hello());
     const scroll = el("div", { class: "scroll", tabindex: "-1" }, turns);
-    const field = el("textarea", { rows: 1, placeholder: "Ask something", "aria-label": "Message", on: { keydown: (e) => this.typed(e), input: () => this.desk?.meter(), paste: (e) => this.desk?.pasted(e) } });
+    holdFromBelow(scroll);
+    const field = el("textarea", { rows: 1, placeholder: "Send a message", "aria-label": "Message", on: { keydown: (e) => this.typed(e), input: () => this.desk?.meter(), paste: (e) => this.desk?.pasted(e) } });
     const shelf = el("div", { class: "files" });
     const chooser = el("input", { type: "file", multiple: true, hidden: true, on: { change: () => this.ask((desk) => desk.attach(chooser.files)) } });
     const filled = gauge("Context used"), used = el("span", { class: "figures" });
     const go = el("button", { class: "round", type: "submit", "aria-label": "Send", title: "Send (Enter)" }, icon("send"));
     const form = el("form", { on: { submit: (e) => { e.preventDefault(); this.submit(); } } },
       shelf, field,
-      el("div", { class: "row" }, sign("clip", "Attach files", () => chooser.click(), { class: "sign big" }), sign("tune", "How to answer", () => this.ask((desk) => desk.settings()), { class: "sign big" }),
-        el("span", { class: "meter", title: "Tokens of the conversation, and the model's window" }, filled, used), go, chooser));
+      el("div", { class: "row" }, sign("clip", "Attach files", () => chooser.click(), { class: "sign big" }), sign("tune", "Settings", () => this.ask((desk) => desk.settings()), { class: "sign big" }),
+        el("span", { class: "meter", title: "Tokens in this conversation, and the model's context" }, filled, used), go, chooser));
     for (const [event, over] of [["dragover", true], ["dragleave", false], ["drop", false]]) {
       form.addEventListener(event, (e) => { e.preventDefault(); form.classList.toggle("over", over); if (event === "drop") this.desk?.dropped(e.dataTransfer); });
     }
     this.parts = { picker, turns, scroll, field, shelf, chooser, gauge: filled, used, go };
-    this.side = el("aside", { class: "talks", "aria-label": "Conversations" });
+    this.side = el("aside", { class: "talks", "aria-label": "Chats" });
     this.root = el("div", { class: "chat" }, this.side,
       el("section", { class: "talk", "aria-label": "Chat" },
-        el("div", { class: "bar" }, sign("menu", "Conversations", () => this.ask((desk) => desk.list.open(true)), { class: "sign drawer" }), picker,
+        el("div", { class: "bar" }, sign("menu", "Chats", () => this.ask((desk) => desk.list.open(true)), { class: "sign drawer" }), picker,
           el("span", { class: "grow" }),
-          sign("down", "Export this conversation", () => this.ask((desk) => desk.exporting())), sign("plus", "New chat", () => this.begin())),
+          sign("down", "Export chat", () => this.ask((desk) => desk.exporting())), sign("plus", "New chat", () => this.begin())),
         scroll,
         el("div", { class: "composer" }, form)));
   }

@@ -84,7 +84,7 @@ const ADDRESSES = [
   ["OpenAI", "/v1", "chat, completions, responses, embeddings"],
   ["Anthropic", "", "messages"],
   ["Ollama", "", "generate, chat, embed, tags"],
-  ["The API", "/docs", "every endpoint, to try"],
+  ["API reference", "/docs", "every endpoint, with examples to run"],
   ["Metrics", "/metrics", "for Prometheus"],
 ];
 
@@ -104,8 +104,8 @@ export class Connect {
         return el("tr", {}, el("td", { text: name }), el("td", {}, el("code", { text: base + path })), el("td", { class: "dim roomy", text: what }), el("td", {}, copy));
       }))))),
       el("section", { "aria-label": "Snippets" }, el("div", { class: "lead" }, el("h2", { text: "Connect" }), this.picker), this.tabs, panel,
-        el("p", { class: "dim" }, "Coding agents send prompts of 10,000 to 20,000 tokens: choose a model whose window holds them. ",
-          el("code", { text: "millrace launch claude" }), ", ", el("code", { text: "codex" }), " or ", el("code", { text: "opencode" }), " does all of this by itself."))));
+        el("p", { class: "dim" }, "Coding agents send prompts of 10,000 to 20,000 tokens: choose a model with a context of at least 32,000. ",
+          el("code", { text: "millrace launch claude" }), ", ", el("code", { text: "codex" }), " or ", el("code", { text: "opencode" }), " sets all of this up for you."))));
   }
 
   async enter() {

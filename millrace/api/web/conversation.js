@@ -52,6 +52,7 @@ export function turn(talk, node, by) {
 
 /** Take into a conversation what another tab has added to it. Messages only ever grow, and are never taken away. */
 export function join(talk, other) {
+  if ((other.renamed ?? 0) > (talk.renamed ?? 0)) Object.assign(talk, { title: other.title, renamed: other.renamed });
   for (const [id, theirs] of Object.entries(other.nodes)) {
     const ours = talk.nodes[id];
     if (!ours) talk.nodes[id] = theirs;
@@ -121,24 +122,41 @@ export function asMarkdown(talk) {
 }
 
 const text = (value, most = 10_000_000) => (typeof value === "string" ? value.slice(0, most) : "");
-export const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "repetition_penalty"];
+/** What the server accepts for each number; `above` is for a least value that is not itself accepted. */
+export const RANGES = {
+  temperature: { min: 0, max: 100 },
+  top_p: { min: 0, above: true, max: 1 },
+  top_k: { min: -1, max: Number.MAX_SAFE_INTEGER, whole: true },
+  min_p: { min: 0, max: 1 },
+  max_tokens: { min: 1, max: Number.MAX_SAFE_INTEGER, whole: true },
+  seed: { min: Number.MIN_SAFE_INTEGER, max: Number.MAX_SAFE_INTEGER, whole: true },
+  repetition_penalty: { min: 0.01, max: 100 },
+};
+export const NUMBERS = Object.keys(RANGES);
+
+/** Whether the server accepts a value for one of the numbers. */
+export function inRange(name, value) {
+  const { min, max, above, whole } = RANGES[name];
+  return Number.isFinite(value) && value <= max && (above ? value > min : value >= min) && (!whole || Number.isInteger(value));
+}
+
 const WORDS = ["model", "system", "thinking", "stop", "tools"];
-const FIGURES = ["ttft", "rate", "seconds", "thought", "prompt", "generated", "cached"];
+const FIGURES = ["ttft", "rate", "seconds", "thought", "prompt", "generated", "cached", "limit"];
 const picture = /^data:image\/(png|jpeg|webp|gif);base64,[A-Za-z0-9+/=]*$/;
 
 /** A conversation from a file, of which nothing is taken that is not known; throws what is wrong. */
 export function checked(data) {
   if (!data || typeof data !== "object" || data.version !== VERSION || typeof data.nodes !== "object" || !data.nodes) {
-    throw new Error("this is no conversation of millrace's");
+    throw new Error("the file is not a millrace chat");
   }
   const talk = begin();
   talk.title = text(data.title, 200);
-  for (const name of ["created", "updated"]) if (Number.isFinite(data[name])) talk[name] = data[name];
+  for (const name of ["created", "updated", "renamed"]) if (Number.isFinite(data[name])) talk[name] = data[name];
   talk.settings = settings(data.settings);
   const names = new Map(), known = Object.entries(data.nodes).slice(0, 100_000);
   for (const [id] of known) names.set(id, fresh("m"));
   for (const [id, node] of known) {
-    if (!ROLES.has(node?.role)) throw new Error("a message has no known role");
+    if (!ROLES.has(node?.role)) throw new Error("a message has an unknown role");
     talk.nodes[names.get(id)] = {
       id: names.get(id), parent: names.get(node.parent) ?? null, children: [], chosen: null, role: node.role,
       time: Number.isFinite(node.time) ? node.time : 0, content: text(node.content), reasoning: text(node.reasoning),
@@ -188,7 +206,7 @@ const attachments = (given) => (Array.isArray(given) ? given : []).slice(0, 64).
 export function settings(given) {
   const found = {};
   for (const name of WORDS) if (typeof given?.[name] === "string") found[name] = given[name];
-  for (const name of NUMBERS) if (Number.isFinite(given?.[name])) found[name] = given[name];
+  for (const name of NUMBERS) if (inRange(name, given?.[name])) found[name] = given[name];
   return found;
 }
 
@@ -196,6 +214,6 @@ function meta(given) {
   const found = {};
   for (const name of FIGURES) if (Number.isFinite(given?.[name])) found[name] = given[name];
   for (const name of ["model", "finish", "error"]) if (typeof given?.[name] === "string") found[name] = given[name].slice(0, 500);
-  for (const name of ["stopped", "edited"]) if (given?.[name] === true) found[name] = true;
+  for (const name of ["stopped", "edited", "looped"]) if (given?.[name] === true) found[name] = true;
   return found;
 }

@@ -3,17 +3,18 @@
 import { announce, button, dialog, el, icon, replace, toast } from "./dom.js";
 import { count } from "./format.js";
 import { Answer } from "./answer.js";
-import { attachments, longText, shownFile } from "./attach.js";
 import { hello } from "./chat.js";
+import { atEnd, jumpToLatest } from "./jump.js";
 import * as tree from "./conversation.js";
+import { ContextMeter } from "./meter.js";
 import { defaults, openSettings, remember } from "./settings.js";
 import { likelyModel, modelNamed, refreshModels, server } from "./server.js";
 import { part } from "./parts.js";
+import { filesIn, Shelf } from "./shelf.js";
 import * as store from "./store.js";
 import { exportOne, TalkList } from "./talks.js";
 
 const SAVE = 2000; // milliseconds between two writes of an answer that comes
-const NEAR = 80; // pixels from the end that count as being there
 const AT_ONCE = 60; // messages of a long conversation that are shown before somebody asks for more
 const TWICE = 500; // milliseconds after which a second click on the button is meant to stop the answer
 const RETRY = 3000; // milliseconds before a server that was not there is tried again
@@ -32,15 +33,18 @@ export class Desk {
     this.talk = tree.begin(defaults());
     this.running = new Map(); // conversation → its answer
     this.views = new Map(); // message → its view
-    this.files = [];
+    this.attached = new Shelf(this.shelf, () => this.sees, () => { this.meter(); this.field.focus(); });
     this.from = 0; // the first message that is shown
+    this.context = new ContextMeter(this.gauge, this.used, () => this.meter());
+    this.lookForEnd = jumpToLatest(this.scroll);
     this.list = new TalkList({
       open: (id) => this.open(id),
       begin: () => this.begin(),
       gone: (id) => (id === null || id === this.talk.id) && this.begin(),
+      rename: (id, title) => this.rename(id, title),
       current: () => this.talk,
     });
-    store.onLost((error) => toast(`This browser keeps no conversations (${error.message}): they are gone when the tab is closed, unless you export them.`, "bad"));
+    store.onLost((error) => toast(`This browser cannot store chats (${error.message}). They are lost when the tab is closed, unless you export them.`, "bad"));
     store.onChange((change) => this.changedElsewhere(change));
   }
 
@@ -48,6 +52,28 @@ export class Desk {
     this.show();
     this.list.show();
     await this.refresh();
+    if (server.wish) this.use(server.wish);
+    server.wish = null;
+  }
+
+  /** Talk to a model that was just fetched, in a conversation without words. */
+  use(model) {
+    if (this.talk.root.children.length) this.begin();
+    this.choose(model);
+    this.models();
+    this.field.focus();
+  }
+
+  /** On a first visit, say what the built-in model is for; it is asked for after all that is needed to talk. */
+  async greet() {
+    if (this.greeting !== undefined || !server.models.length) return;
+    this.greeting = null;
+    try {
+      const { welcome } = await part("welcome");
+      this.greeting = await welcome((model) => this.use(model));
+    } catch { this.greeting = undefined; } // it is tried again when the models are asked for again
+    this.greeting?.about(this.model);
+    if (this.greeting && !tree.path(this.talk).length) this.turns.append(this.greeting);
   }
 
   leave() { clearTimeout(this.retry); }
@@ -66,6 +92,7 @@ export class Desk {
       }
     }
     this.models();
+    this.greet();
   }
 
   /** The model for a conversation; somebody may write faster than the server tells which there are. */
@@ -79,10 +106,11 @@ export class Desk {
   get answer() { return this.running.get(this.talk.id) ?? null; }
 
   models() {
-    const states = { loaded: "", loading: " · loading", unloaded: "", failed: " · failed", broken: " · broken" };
+    const states = { loaded: "", loading: " · loading", unloaded: "", failed: " · failed to load", broken: " · broken" };
     const options = server.models.map((m) => el("option", { value: m.id, text: m.id + (m.alias_of ? ` (${m.alias_of})` : "") + (states[m.state] ?? "") }));
     replace(this.picker, ...(options.length ? options : [el("option", { text: this.unreached ? "No connection" : "No models yet" })]));
     this.picker.value = this.model;
+    this.greeting?.about(this.model);
     this.meter();
   }
 
@@ -90,6 +118,7 @@ export class Desk {
     this.talk.settings.model = model;
     remember(this.talk.settings);
     this.keep();
+    this.greeting?.about(model);
     this.meter();
   }
 
@@ -98,17 +127,18 @@ export class Desk {
       this.talk.settings = made;
       remember(made);
       this.keep();
-    });
+      this.meter();
+    }, modelNamed(this.model));
   }
 
   exporting() {
-    const box = dialog("Export this conversation", el("p", { class: "dim", text: "JSON holds every branch and can be imported again; Markdown is what you see." }),
+    const box = dialog("Export chat", el("p", { class: "dim", text: "JSON has every version of every message and can be imported again. Markdown has the versions that you see." }),
       el("footer", {}, button("Markdown", () => { exportOne(this.talk, "md"); box.close(); }), button("JSON", () => { exportOne(this.talk, "json"); box.close(); }, { class: "main" })));
   }
 
   begin() {
     this.talk = tree.begin(defaults());
-    this.files = [];
+    this.attached.begin();
     this.from = 0;
     this.list.open(false);
     this.show();
@@ -131,9 +161,17 @@ export class Desk {
       await drawing();
       return this.running.get(id)?.talk ?? (await store.load(id));
     } catch (error) {
-      toast(`This conversation cannot be read: ${error.message}`, "bad");
+      toast(`This chat cannot be read: ${error.message}`, "bad");
       return null;
     }
+  }
+
+  /** Its place in the list stays: nothing was said in it. */
+  async rename(id, title) {
+    const talk = id === this.talk.id ? this.talk : (this.running.get(id)?.talk ?? (await store.load(id)));
+    if (!talk) return;
+    Object.assign(talk, { title, renamed: Date.now() });
+    await store.save(talk);
   }
 
   take(talk) {
@@ -155,7 +193,7 @@ export class Desk {
       this.take(found);
       this.scroll.scrollTop = scrollTop;
     } else if (gone === null || gone === talk.id) {
-      toast("This conversation was deleted in another tab.");
+      toast("This chat was deleted in another tab.");
       this.begin();
     }
   }
@@ -173,11 +211,11 @@ export class Desk {
     this.views = kept;
     const earlier = this.from > 0 && button(`Show earlier messages (${count(this.from)})`, () => this.earlier(), { class: "earlier" });
     replace(this.turns, earlier, ...[...kept.values()].map((view) => view.root));
-    if (!path.length) replace(this.turns, hello());
+    if (!path.length) replace(this.turns, hello(), this.greeting);
     for (const [id, view] of kept) view.update(this.answer?.node.id === id ? this.answer : null);
-    replace(this.shelf, ...this.files.map((file, i) => shownFile(file, () => { this.files.splice(i, 1); this.show(); })));
     this.state();
     this.meter();
+    this.lookForEnd();
   }
 
   earlier() {
@@ -195,12 +233,8 @@ export class Desk {
   }
 
   meter() {
-    const window = modelNamed(this.model)?.context_window ?? 0;
-    const last = tree.path(this.talk).findLast((n) => n.meta?.prompt);
-    const told = last ? last.meta.prompt + (last.meta.generated ?? 0) : 0;
-    const draft = Math.ceil((this.field.value.length + this.files.reduce((n, f) => n + (f.text?.length ?? 0), 0)) / 4);
-    this.gauge.show(window ? (told + draft) / window : 0);
-    this.used.textContent = window ? `${draft ? "~" : ""}${count(told + draft)} of ${count(window)}` : "";
+    const draft = this.field.value.length + this.attached.characters;
+    this.context.show({ talk: this.talk, model: modelNamed(this.model), answer: this.answer, draft });
   }
 
   typed(event) {
@@ -211,22 +245,20 @@ export class Desk {
   }
 
   pasted(event) {
-    const text = event.clipboardData.files.length ? null : longText(event.clipboardData.getData("text"));
-    const files = text ? [text] : event.clipboardData.files;
-    if (files.length) { event.preventDefault(); this.attach(files); }
+    const files = filesIn(event.clipboardData);
+    if (files) { event.preventDefault(); this.attach(files); }
   }
 
   dropped(data) {
-    const text = data.getData("text");
-    if (data.files.length || longText(text)) this.attach(data.files.length ? data.files : [longText(text)]);
+    const files = filesIn(data), text = data.getData("text");
+    if (files) this.attach(files);
     else if (text) { this.field.setRangeText(text); this.meter(); }
   }
 
-  async attach(files) {
-    this.files.push(...(await attachments([...files], this.sees)));
-    this.chooser.value = "";
-    this.show();
-    this.field.focus();
+  attach(files) {
+    const chosen = this.attached.attach(files);
+    this.chooser.value = ""; // the same file may be chosen again
+    return chosen;
   }
 
   stop() {
@@ -237,12 +269,12 @@ export class Desk {
   async submit(byKey = false) {
     if (this.answer) { if (!byKey && performance.now() - this.sent > TWICE) this.stop(); return; }
     const content = this.field.value.trim();
-    if (this.starting || (!content && !this.files.length)) return;
-    const { talk, files, field } = this;
-    this.files = [];
+    if (this.starting || !this.attached.ready || (!content && !this.attached.files.length)) return;
+    const { talk, field } = this, { files } = this.attached;
+    this.attached.set([]);
     field.value = "";
     if (!(await this.drawn())) { // given back, before what was written meanwhile
-      this.files = [...files, ...this.files];
+      this.attached.set([...files, ...this.attached.files]);
       field.value = [content, field.value].filter(Boolean).join("\n");
       return;
     }
@@ -269,7 +301,7 @@ export class Desk {
 
   /** Whether an answer comes yet, beside which nothing else is begun; it is told. */
   occupied() {
-    if (this.answer) toast("An answer is still coming. Wait for it, or stop it first.");
+    if (this.answer) toast("A response is being generated. Wait for it or stop it first.");
     return Boolean(this.answer);
   }
 
@@ -319,7 +351,7 @@ export class Desk {
     if (this.talk === talk) {
       this.grown(answer);
       this.state();
-      announce(node.meta.error ? `The answer failed: ${node.meta.error}` : `Answer: ${node.content.slice(0, 300)}`);
+      announce(node.meta.error ? `The response failed: ${node.meta.error}` : `Response: ${node.content.slice(0, 300)}`);
     }
     this.list.show();
     this.refresh();
@@ -328,10 +360,11 @@ export class Desk {
   /** Show more of an answer, and stay at the end if that is where the reader is. */
   grown(answer) {
     const { scroll } = this;
-    const near = scroll.scrollHeight - scroll.scrollTop - scroll.clientHeight < NEAR;
+    const near = atEnd(scroll);
     this.views.get(answer.node.id)?.update(answer);
     if (near) scroll.scrollTop = scroll.scrollHeight;
-    if (answer.over) this.meter();
+    this.lookForEnd();
+    this.meter();
   }
 
   async keep(talk = this.talk) {
@@ -341,7 +374,7 @@ export class Desk {
       await store.save(talk);
       this.unkept = null;
     } catch (error) {
-      if (this.unkept !== talk.id) toast(`This conversation cannot be kept: ${error.message}`, "bad");
+      if (this.unkept !== talk.id) toast(`This chat cannot be saved: ${error.message}`, "bad");
       this.unkept = talk.id;
     }
   }

@@ -32,6 +32,7 @@ const PATHS = {
   check: "M3 8.5l3.5 3.5L13 5",
   edit: "M3 13l.7-3L10.5 3.2l2.3 2.3L6 12.3z",
   again: "M13 8a5 5 0 1 1-1.6-3.7M13 2.5v3h-3",
+  latest: "M8 3v10M4 9l4 4 4-4",
   left: "M10 3L5 8l5 5",
   right: "M6 3l5 5-5 5",
   trash: "M3 4.5h10M6.5 4.5V3h3v1.5M4.5 4.5l.6 8.5h5.8l.6-8.5",
@@ -84,10 +85,13 @@ export function announce(text) {
   document.getElementById("said").textContent = text;
 }
 
-/** Show a line for some seconds. */
+/** Show a line for some seconds, between the header and the view: it takes room of its own and covers nothing. */
 export function toast(text, kind = "") {
-  const note = el("p", { class: `toast ${kind}`, text });
-  document.getElementById("toasts").append(note);
+  const open = [...document.querySelectorAll("dialog[open]")].at(-1); // what is behind a dialog is not seen
+  const place = open?.querySelector(".toasts") ?? document.getElementById("toasts");
+  for (const shown of place.children) if (shown.textContent === text) shown.remove();
+  const note = el("div", { class: `toast ${kind}` }, el("span", { text }), sign("close", "Dismiss", () => note.remove()));
+  place.append(note);
   announce(text);
   setTimeout(() => note.remove(), kind === "bad" ? 9000 : 4000);
 }
@@ -111,8 +115,9 @@ export async function copied(text, sign) {
 /** A dialog of the browser's own: it keeps the focus, and Escape closes it. */
 export function dialog(title, ...children) {
   const close = sign("close", "Close", () => box.close());
-  const box = el("dialog", { "aria-label": title, on: { close: () => box.remove() } },
-    el("header", {}, el("h2", { text: title }), close), ...children);
+  const toasts = el("div", { class: "toasts" });
+  const box = el("dialog", { "aria-label": title, on: { close: () => { document.getElementById("toasts").append(...toasts.children); box.remove(); } } },
+    el("header", {}, el("h2", { text: title }), close), toasts, ...children);
   box.addEventListener("click", (event) => event.target === box && box.close());
   document.body.append(box);
   box.showModal();
@@ -123,7 +128,7 @@ export function dialog(title, ...children) {
 export function confirmed(title, text, yes) {
   return new Promise((answer) => {
     const box = dialog(title, el("p", { text }), el("footer", {},
-      button("Keep", () => box.close()),
+      button("Cancel", () => box.close()),
       button(yes, () => { answer(true); box.close(); }, { class: "danger" })));
     box.addEventListener("close", () => answer(false));
   });

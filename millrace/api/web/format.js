@@ -2,14 +2,20 @@
 
 export const count = (n) => (n === null || n === undefined ? "–" : Math.round(n).toLocaleString("en-US"));
 
+/** A size in decimal units, as `format_bytes` of millrace/sizes.py writes it. */
 export function bytes(n) {
   if (n === null || n === undefined) return "–";
   for (const unit of ["B", "kB", "MB"]) {
-    if (Math.abs(n) < 1000) return `${n.toFixed(0)} ${unit}`;
+    const shown = n.toFixed(unit === "B" || Math.abs(n) >= 9.95 ? 0 : 1);
+    if (Math.abs(shown) < 1000) return `${shown} ${unit}`;
     n /= 1000;
   }
-  return `${n < 10 ? n.toFixed(2) : n.toFixed(1)} GB`;
+  return Math.abs(n) < 999.95 ? `${n.toFixed(1)} GB` : `${(n / 1000).toFixed(1)} TB`;
 }
+
+/** The three numbers of a model's memory, or of all models'; `limit` is what all may take. */
+export const memoryText = ({ weights, kv_in_use: state, ceiling, reserved, limit }) =>
+  `weights ${bytes(weights)}, key-value memory ${bytes(state)} in use, at most ${bytes(ceiling ?? reserved)}${limit ? ` of ${bytes(limit)}` : ""} in all`;
 
 export function seconds(s) {
   if (s === null || s === undefined) return "–";
@@ -19,6 +25,9 @@ export function seconds(s) {
   return `${Math.floor(s / 3600)} h ${Math.round((s % 3600) / 60)} min`;
 }
 
+/** A time that a person waited: `0.3 s`, `3.2 s`, `41 s`. */
+export const duration = (s) => (s < 1 ? `${Math.max(0.1, s).toFixed(1)} s` : seconds(s));
+
 export const rate = (r) => (r === null || r === undefined ? "–" : r < 10 ? r.toFixed(1) : count(r));
 
 export const percent = (part, whole) => (whole ? `${Math.round((100 * part) / whole)} %` : "–");
@@ -26,6 +35,8 @@ export const percent = (part, whole) => (whole ? `${Math.round((100 * part) / wh
 export function clock(time) {
   return new Date(time).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 }
+
+export const minute = (time) => new Date(time).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
 
 /** When, as a word for a list: the time today, else the day. */
 export function day(time) {

@@ -7,13 +7,15 @@ function keeper(kind) {
       if (held.has(name)) return held.get(name);
       try { return globalThis[kind].getItem(name); } catch { return null; }
     },
-    /** `null` takes it away. */
+    /** `null` takes it away. Returns whether the browser keeps it, and not this tab alone. */
     set(name, value) {
       try {
         if (value === null) globalThis[kind].removeItem(name); else globalThis[kind].setItem(name, value);
         held.delete(name);
+        return true;
       } catch {
         held.set(name, value);
+        return false;
       }
     },
   };

@@ -1,36 +1,51 @@
 // The models: what is here, what is loaded, what could be, and what would fit.
 
-import { get, objects, post, remove } from "./api.js";
+import { get, post, remove } from "./api.js";
+import { ModelBrowser } from "./browser.js";
 import { button, confirmed, el, gauge, replace, toast } from "./dom.js";
-import { bytes, count, day } from "./format.js";
-import { refreshModels, refreshRole, server, watch } from "./server.js";
+import { bytes, count, day, memoryText } from "./format.js";
+import { allFetches, onFetch } from "./pulls.js";
+import { connectionNotice, refreshModels, refreshRole, server, watch } from "./server.js";
 
 const STATES = { loaded: "loaded", loading: "loading", unloaded: "on disk", failed: "failed", broken: "broken" };
 
 export class Models {
   constructor() {
+    this.connection = connectionNotice(() => this.root);
     this.room = el("div", { class: "card" });
     this.list = el("div", { class: "list" });
-    this.fits = el("div", { class: "list" });
-    this.name = el("input", { class: "grow", placeholder: "org/name on Hugging Face", "aria-label": "Model to fetch", spellcheck: "false", autocapitalize: "off" });
-    this.pulls = el("div", { class: "list" });
-    const pull = el("form", { class: "row", on: { submit: (e) => { e.preventDefault(); this.pull(this.name.value.trim()); } } }, this.name, el("button", { class: "main", text: "Pull" }));
+    this.browser = new ModelBrowser((name) => this.talkTo(name));
     const section = (title, ...rest) => el("section", { "aria-label": title }, el("h2", { text: title }), ...rest);
-    this.all = el("input", { type: "checkbox", on: { change: () => this.showFits() } });
     this.refused = el("p", { class: "dim", role: "note", hidden: true });
-    this.fetching = section("Fetch another", pull, this.pulls);
-    this.root = el("div", { class: "view" }, el("div", { class: "page" }, this.room, this.refused,
-      section("On this machine", this.list),
-      this.fetching,
-      section("What fits this machine", el("label", { class: "row dim" }, this.all, "show larger ones, too"), this.fits)));
+    this.root = el("div", { class: "view" }, el("div", { class: "page" }, this.connection, this.room, this.refused,
+      section("On this machine", this.list), this.browser.root));
   }
 
   enter() {
     this.load();
     this.unwatch = watch(() => this.seen());
+    this.unfetched = onFetch(() => this.fetched());
+    this.browser.enter();
   }
 
-  leave() { this.unwatch?.(); }
+  leave() {
+    this.unwatch?.();
+    this.unfetched?.();
+    this.browser.leave();
+  }
+
+  /** Once a model has been fetched, it is listed. */
+  fetched() {
+    const over = allFetches().filter((f) => f.over).length;
+    if (over !== this.over) { this.over = over; this.load(); }
+  }
+
+  /** The chat takes it up when it is shown. */
+  talkTo(name) {
+    server.wish = name;
+    location.hash = "chat";
+  }
+
   key() { return false; }
 
   async load() {
@@ -45,6 +60,7 @@ export class Models {
 
   /** Every second: the stages of loads move; whatever else changed is asked for. */
   seen() {
+    this.connection.update();
     const key = (server.status?.models ?? []).map((m) => m.name + m.residency + m.pinned).join();
     if (key !== this.known) { this.known = key; this.load(); return; }
     if (this.library && server.models.some((m) => m.state === "loading")) this.show();
@@ -53,17 +69,16 @@ export class Models {
   show() {
     this.refused.hidden = !server.refused;
     this.refused.textContent = server.refused ?? "";
-    this.fetching.hidden = Boolean(server.refused);
     const { limit_bytes: limit, models } = this.library;
-    const reserved = server.status?.memory.reserved ?? this.library.reserved_bytes;
-    replace(this.room, el("div", { class: "lead" }, el("h2", { text: "Memory" }), el("span", { class: "dim figures", text: limit ? `${bytes(reserved)} of ${bytes(limit)} reserved, ${bytes(Math.max(0, limit - reserved))} free` : `${bytes(reserved)} reserved` })),
-      limit && gauge("Memory reserved").show(reserved / limit));
+    const held = server.status?.memory, reserved = held?.reserved ?? this.library.reserved_bytes;
+    replace(this.room, el("div", { class: "lead" }, el("h2", { text: "Memory" }), el("span", { class: "dim figures", text: [held ? memoryText(held) : `at most ${bytes(reserved)} in all`, held?.other_servers && `other servers held ${bytes(held.other_servers)} at the last load`].filter(Boolean).join("; ") })),
+      limit && gauge("The most that loaded models may take").show(reserved / limit));
     const cards = models.map((about) => [about, server.models.find((m) => m.id === about.name)]).filter(([, card]) => card);
     const order = { loading: 0, loaded: 1, failed: 2, broken: 2, unloaded: 3 };
     cards.sort(([, a], [, b]) => order[a.state] - order[b.state]);
     replace(this.list, ...cards.map(([about, card]) => this.card(about, card)));
     if (!cards.length) replace(this.list, el("p", { class: "empty", text: "No models yet. Fetch one below, or start the server with the path of one." }));
-    this.showFits();
+    this.browser.take(this.library);
   }
 
   card(about, card) {
@@ -91,7 +106,7 @@ export class Models {
         el("div", { class: "facts" }, ...[
           about.architecture, about.parameters > 1e6 && `${about.parameters > 1e9 ? `${(about.parameters / 1e9).toFixed(1)} B` : `${count(about.parameters / 1e6)} M`} parameters`, about.quantization, card.context_window && `window ${count(card.context_window)}`,
           about.disk_bytes !== null && `${bytes(about.disk_bytes)} on disk`, about.need_bytes && `needs ${bytes(about.need_bytes)}`,
-          card.memory_bytes && `holds ${bytes(card.memory_bytes)}`, card.input_modalities?.includes("image") && "sees pictures",
+          card.memory && memoryText(card.memory), card.input_modalities?.includes("image") && "sees pictures",
           card.expires_at && `stays until ${day(card.expires_at)}`, about.aliases.length && `also ${about.aliases.join(", ")}`,
         ].filter(Boolean).map((text) => el("span", { text }))),
         card.error && el("p", { class: "bad", text: card.error })),
@@ -105,39 +120,6 @@ export class Models {
     if (await confirmed(`Delete ${name}?`, `${about.disk_bytes === null ? "Its files" : bytes(about.disk_bytes)} are removed from the server's disk. It can be fetched again.`, "Delete")) {
       await remove("/api/delete", { model: name });
       toast(`${name} is deleted.`);
-    }
-  }
-
-  showFits() {
-    const wanted = this.library?.suggested.filter((s) => s.fits || this.all.checked) ?? [];
-    wanted.sort((a, b) => b.bytes - a.bytes);
-    replace(this.fits, ...wanted.map((s) => el("div", { class: "card item" },
-      el("div", {}, el("div", { class: "row" }, el("span", { class: "name", text: s.name }), el("span", { class: `pill ${s.fits ? "good" : "bad"}`, text: s.fits ? "fits" : "too large" })),
-        el("div", { class: "facts" }, el("span", { text: s.good_for }), el("span", { text: `${bytes(s.bytes)} in 4 bits` }), el("span", { text: `needs about ${bytes(s.need_bytes)}` }))),
-      el("div", { class: "row" }, !server.refused && button("Fetch", () => { this.name.value = s.source; this.name.focus(); this.name.scrollIntoView({ block: "center" }); })))));
-    if (!wanted.length) replace(this.fits, el("p", { class: "empty", text: "None of the models that are known here." }));
-  }
-
-  async pull(name) {
-    if (!name) return;
-    const stage = el("p", { class: "dim", text: "asking" }), bar = el("progress", { "aria-label": `Fetching ${name}` });
-    const card = el("div", { class: "card" }, el("p", { class: "name", text: name }), stage, bar);
-    this.pulls.append(card);
-    this.name.value = "";
-    try {
-      for await (const line of objects("/api/pull", { method: "POST", body: { model: name } })) {
-        if (line.error) throw new Error(line.error);
-        stage.textContent = line.total ? `${line.status}: ${bytes(line.completed)} of ${bytes(line.total)}` : line.status;
-        if (line.total) { bar.max = line.total; bar.value = line.completed; } else bar.removeAttribute("value");
-      }
-      card.remove();
-      toast(`${name} is here.`);
-      this.load();
-    } catch (error) {
-      bar.remove();
-      stage.className = "bad";
-      stage.textContent = error.message;
-      card.append(button("Close", () => card.remove()));
     }
   }
 }

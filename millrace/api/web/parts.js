@@ -8,6 +8,7 @@ const PARTS = {
   models: () => import("./models.js"),
   turn: () => import("./turn.js"),
   unlock: () => import("./unlock.js"),
+  welcome: () => import("./welcome.js"),
 };
 const IMPORT = /^import [{*].* from "(\.\/[^"]+)"/gm;
 const PAUSE = 3000; // milliseconds before a server that was not there is tried again
@@ -16,7 +17,7 @@ const read = new Map(); // address → a promise of what the file there imports
 /** Why a part cannot be had; `outdated` if the server has another page by now. */
 export class Missing extends Error {
   constructor(outdated) {
-    super(outdated ? "The server has a newer page than this one. Load it again." : "The server cannot be reached. The rest of the page is fetched when it is there.");
+    super(outdated ? "The server has a newer version of this page. Reload it." : "The server cannot be reached. The rest of the page loads when it is back.");
     this.outdated = outdated;
   }
 }

@@ -53,7 +53,7 @@ function open() {
       done(base);
     };
     asked.onerror = () => failed(asked.error);
-    asked.onblocked = () => failed(new Error("another tab with an older page holds them; close it and load this one again"));
+    asked.onblocked = () => failed(new Error("another tab has an older version of this page open; close it and reload this one"));
   });
   return opened;
 }
@@ -78,7 +78,7 @@ async function inside(mode, work, otherwise) {
     const change = found.transaction(TALKS, mode);
     const asked = work(change.objectStore(TALKS));
     change.oncomplete = () => done(asked?.result);
-    change.onerror = change.onabort = () => failed(change.error ?? new Error("the browser gave up"));
+    change.onerror = change.onabort = () => failed(change.error ?? new Error("the browser aborted it"));
   });
 }
 

@@ -1,8 +1,9 @@
 // One message on the page: what was said, thought and called, and what can be done with it.
 
 import { button, copied, el, icon, replace, sign } from "./dom.js";
-import { count, rate, seconds, short } from "./format.js";
+import { count, duration, rate, seconds, short } from "./format.js";
 import { siblings } from "./conversation.js";
+import { notice } from "./limits.js";
 import { MarkdownView } from "./markdown.js";
 import { shownFile } from "./attach.js";
 
@@ -13,7 +14,7 @@ export class TurnView {
   /** `acts` are what the page does: edit, again, turn, results. */
   constructor(talk, node, acts) {
     Object.assign(this, { talk, node, acts });
-    this.root = el("article", { class: `turn ${node.role}`, "aria-label": { user: "You", assistant: "Answer", tool: "Tool result" }[node.role] });
+    this.root = el("article", { class: `turn ${node.role}`, "aria-label": { user: "You", assistant: "Response", tool: "Tool result" }[node.role] });
     this.foot = el("footer");
     if (node.role === "assistant") this.assistant();
     else if (node.role === "tool") this.tool();
@@ -64,7 +65,8 @@ export class TurnView {
     this.cards = el("div", { class: "list" });
     this.waits = el("p", { class: "waits", hidden: true });
     this.trouble = el("p", { class: "error", role: "alert", hidden: true });
-    this.root.append(this.thought, this.body, this.cards, this.waits, this.trouble);
+    this.notice = el("p", { class: "notice", role: "status", hidden: true });
+    this.root.append(this.thought, this.body, this.cards, this.waits, this.trouble, this.notice);
   }
 
   /** Show what has changed; `answer` is there while it is being made. */
@@ -81,6 +83,9 @@ export class TurnView {
       if (silent) this.waits.textContent = answer.note;
       this.trouble.hidden = !node.meta?.error;
       this.trouble.textContent = node.meta?.error ?? "";
+      const text = live ? "" : notice(node.meta);
+      this.notice.hidden = !text;
+      this.notice.textContent = text;
     }
     if (!live || !this.footed) this.footer(live);
     this.footed = true;
@@ -91,7 +96,7 @@ export class TurnView {
     this.thought.hidden = !node.reasoning;
     if (!node.reasoning) return;
     const going = live && !node.content && !node.calls?.length;
-    const time = node.meta?.thought >= 0.5 ? ` for ${seconds(node.meta.thought)}` : "";
+    const time = node.meta?.thought >= 0 ? ` for ${duration(node.meta.thought)}` : "";
     this.thoughtHead.textContent = going ? "Thinking…" : `Thought${time}`;
     const shown = this.thoughtShown ?? 0;
     if (node.reasoning.length > shown) this.thoughtText.append(node.reasoning.slice(shown));
@@ -105,7 +110,7 @@ export class TurnView {
     if (key === this.called) return;
     this.called = key;
     const open = !live && found.length > 0 && !node.children.some((id) => this.talk.nodes[id].role === "tool");
-    const fields = found.map((call) => el("textarea", { "aria-label": `Result of ${call.name}`, placeholder: "What the tool answers" }));
+    const fields = found.map((call) => el("textarea", { "aria-label": `Result of ${call.name}`, placeholder: "Result of the tool" }));
     replace(this.cards, ...found.map((call, i) => el("div", { class: "call" },
       el("header", {}, icon("tool"), call.name || "…"), el("pre", { tabindex: "0", text: clipped(pretty(call.arguments)) }), open && fields[i])),
     open && el("div", { class: "row" }, button(found.length > 1 ? "Send results" : "Send result", () => this.acts.results(node, fields.map((f) => f.value)), { class: "main" })));
@@ -116,15 +121,15 @@ export class TurnView {
     const parts = [];
     const { all, at } = siblings(this.talk, node);
     if (all.length > 1 && !live) {
-      parts.push(el("span", { class: "branch" }, sign("left", "Branch before", () => acts.turn(node, -1)),
-        el("span", { class: "figures", text: `${at + 1}/${all.length}`, "aria-label": `Branch ${at + 1} of ${all.length}` }),
-        sign("right", "Branch after", () => acts.turn(node, 1))));
+      parts.push(el("span", { class: "branch" }, sign("left", "Previous version", () => acts.turn(node, -1)),
+        el("span", { class: "figures", text: `${at + 1}/${all.length}`, "aria-label": `Version ${at + 1} of ${all.length}` }),
+        sign("right", "Next version", () => acts.turn(node, 1))));
     }
     const copy = sign("copy", "Copy", () => copied(node.content, copy));
     if (node.content) parts.push(copy);
     if (node.role === "user") parts.push(sign("edit", "Edit", () => this.edit()));
     if (node.role === "assistant") {
-      parts.push(sign("edit", "Edit answer", () => this.edit()), sign("again", "Answer again", () => acts.again(node)), el("span", { class: "meta figures", text: told(node.meta) }));
+      parts.push(sign("edit", "Edit response", () => this.edit()), sign("again", "Regenerate", () => acts.again(node)), el("span", { class: "meta figures", text: told(node.meta) }));
     }
     replace(this.foot, ...parts);
   }
@@ -140,7 +145,7 @@ export class TurnView {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) done();
     });
     replace(this.root, el("div", { class: "edit" }, field, el("div", { class: "row" },
-      button("Back", back), button(node.role === "user" ? "Send" : "Keep as a branch", done, { class: "main" }))));
+      button("Cancel", back), button(node.role === "user" ? "Send" : "Save as new version", done, { class: "main" }))));
     field.focus();
     field.setSelectionRange(field.value.length, field.value.length);
   }
@@ -149,12 +154,12 @@ export class TurnView {
 function told(meta = {}) {
   const parts = [];
   if (meta.model) parts.push(short(meta.model, 40));
-  if (meta.edited) parts.push("edited by hand");
+  if (meta.edited) parts.push("edited");
   if (meta.ttft !== undefined) parts.push(`${seconds(meta.ttft)} to first token`);
   if (meta.rate) parts.push(`${rate(meta.rate)} tokens/s`);
   if (meta.generated) parts.push(`${count(meta.generated)} tokens`);
-  if (meta.cached) parts.push(`${count(meta.cached)} of ${count(meta.prompt)} reused`);
-  if (meta.finish === "length") parts.push("cut at the limit");
+  if (meta.cached) parts.push(`${count(meta.cached)} of ${count(meta.prompt)} cached`);
+  if (meta.finish === "length") parts.push("max tokens reached");
   if (meta.stopped) parts.push("stopped");
   return parts.join(" · ");
 }

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from filelock import FileLock, Timeout
 
@@ -60,12 +61,14 @@ class Folder:
         budget: int,
         keep_free: int,
         clock: Callable[[], float] = time.time,
+        server_port: int = 0,
     ) -> None:
         self.root = root
         self.path = root / fingerprint[:16]
         self.budget = budget
         self._keep_free = keep_free
         self._clock = clock
+        self._server_port = server_port
         self._wants = 0
         self._wants_until = 0.0
         self._account = (0, 0)
@@ -83,9 +86,12 @@ class Folder:
                 try:
                     self._lock.acquire()
                 except Timeout:
+                    port = _account(self.path).server_port
                     raise DiskUnavailable(
-                        f"Another server keeps this model's prefix cache in {self.path}. Give this "
-                        f"one a folder of its own with --cache-dir."
+                        "The prefix cache on disk belongs to "
+                        + (f"the server at port {port}" if port else "another server")
+                        + "; this one keeps prefixes in memory only. Give it a folder of its own with "
+                        f"--cache-dir: {self.path} is in use."
                     ) from None
                 self._expire()
                 self._publish(self.measured())
@@ -176,13 +182,7 @@ class Folder:
         return found
 
     def _other(self, path: Path) -> Other:
-        account = path / _ACCOUNT
-        try:
-            used = account.stat().st_mtime
-            size, wants = (int(n) for n in account.read_text().split())
-        except (FileNotFoundError, ValueError):
-            used, size = path.stat().st_mtime, _measured(path)
-            wants = size
+        size, wants, used, _ = _account(path)
         lock = FileLock(path / _LOCK, timeout=0, thread_local=False)
         try:
             lock.acquire()
@@ -215,7 +215,7 @@ class Folder:
         # One short write in place: there is always a whole account to read.
         fd = os.open(self.path / _ACCOUNT, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
-            os.write(fd, b"%020d %020d\n" % account)
+            os.write(fd, b"%020d %020d %020d\n" % (*account, self._server_port))
         finally:
             os.close(fd)
         self._account, self._account_until = account, time.monotonic() + _HOUR
@@ -230,6 +230,27 @@ class Folder:
             yield
         finally:
             self._whole.release()
+
+
+class Account(NamedTuple):
+    """What a model's folder says of itself."""
+
+    bytes: int
+    wants: int
+    used: float
+    server_port: int
+
+
+def _account(path: Path) -> Account:
+    account = path / _ACCOUNT
+    try:
+        used = account.stat().st_mtime
+        # Those that were written before servers gave their port have two numbers.
+        size, wants, *port = (int(n) for n in account.read_text().split())
+    except (FileNotFoundError, ValueError):
+        size = _measured(path)
+        return Account(size, size, path.stat().st_mtime, 0)
+    return Account(size, wants, used, port[0] if port else 0)
 
 
 def _ours(name: str) -> bool:

@@ -12,6 +12,7 @@ from millrace.cache.disk.folder import Folder
 from millrace.cache.disk.index import Index
 from millrace.cache.disk.records import Blob, Changes
 from millrace.cache.disk.shared_state import SharedState
+from millrace.sizes import format_bytes
 
 TRIES = 8
 READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
@@ -105,8 +106,8 @@ class Quota:
         try:
             if not self.make(need, evict=evict):
                 return Trouble(
-                    f"There is no room in {self._folder.root} for {need:,} bytes of prefix cache: "
-                    f"the budget is {self._folder.budget:,} bytes, or the volume is nearly full.",
+                    f"There is no room in {self._folder.root} for {format_bytes(need)} of prefix cache: "
+                    f"the budget is {format_bytes(self._folder.budget)}, or the volume is nearly full.",
                     "room",
                 )
             self._payload += need

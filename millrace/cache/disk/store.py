@@ -23,6 +23,7 @@ from millrace.cache.disk.records import Blob
 from millrace.cache.disk.shared_state import SharedState
 from millrace.cache.disk.writer import DiskWriter
 from millrace.cache.payload import Payload
+from millrace.sizes import format_bytes
 
 LEAST = 4 << 20
 """Bytes below which a budget is of no use."""
@@ -41,15 +42,17 @@ class DiskTier:
         backlog: int = BACKLOG,
         sync: bool = True,
         clock: Callable[[], float] = time.time,
+        server_port: int = 0,
     ) -> None:
         """Open or make the model's folder inside `folder`. Raises DiskUnavailable. Without `sync`
-        a loss of power may cost what was written last, never more."""
+        a loss of power may cost what was written last, never more. Others that find the folder in use
+        are told the `server_port`."""
         if budget < LEAST:
-            raise DiskUnavailable(f"A prefix cache on disk needs at least {LEAST:,} bytes.")
+            raise DiskUnavailable(f"A prefix cache on disk needs at least {format_bytes(LEAST)}.")
         self.budget = budget
         self._largest_backlog = backlog
         self._clock = clock
-        self._folder = Folder(folder, fingerprint, budget, keep_free, clock)
+        self._folder = Folder(folder, fingerprint, budget, keep_free, clock, server_port)
         self._folder.open()
         try:
             catalogue = DiskCatalogue()

@@ -158,7 +158,7 @@ class EncoderEngine:
         self._requests[request.id] = request
         self._left[request.id] = len(lengths)
         texts = (QueuedText(length, number) for number, length in enumerate(lengths))
-        self._queue.add(request.id, texts, request.priority)
+        self._queue.add(request.id, texts, request.priority, request.caller)
 
     def _drop(self, id: int) -> None:
         self._queue.drop(id)

@@ -1,8 +1,10 @@
-"""Which texts run next: batches of like lengths, bounded by their tokens, fair between requests.
+"""Which texts run next: batches of like lengths, bounded by their tokens, fair between callers and between
+the requests of each.
 
-Whoever has had least goes first, counted in tokens with what fills rows up; of those who had as much,
-whoever has least left. A newcomer starts with what the least served has had, so that it neither waits
-for all that came before it nor makes those wait. Pure: no clock, no model.
+The caller that has had least goes first, counted in tokens with padding; of its requests, those of the
+highest priority, then the one that has had least, then the one with least left. A newcomer starts with what
+the least served has had, so that it neither waits for all that came before it nor makes those wait. Pure:
+no clock, no model.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ class _Waiting:
     request: int
     texts: list[QueuedText]
     """Shortest first."""
+    caller: str
     served: float
     priority: int
     left: int = field(default=0)
@@ -50,6 +53,8 @@ class _Waiting:
 class Queue:
     def __init__(self) -> None:
         self._waiting: dict[int, _Waiting] = {}
+        self._served: dict[str, float] = {}
+        """Tokens that each caller with texts in the queue has had."""
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -58,15 +63,22 @@ class Queue:
     def texts(self) -> int:
         return sum(len(w.texts) for w in self._waiting.values())
 
-    def add(self, request: int, texts: Iterable[QueuedText], priority: int = 0) -> None:
+    def add(
+        self, request: int, texts: Iterable[QueuedText], priority: int = 0, caller: str = ""
+    ) -> None:
         ordered = sorted(texts)
         if ordered:
-            least = min((w.served for w in self._waiting.values()), default=0.0)
+            self._served.setdefault(caller, min(self._served.values(), default=0.0))
+            own = (w.served for w in self._waiting.values() if w.caller == caller)
             left = sum(t.length for t in ordered)
-            self._waiting[request] = _Waiting(request, ordered, least, priority, left)
+            self._waiting[request] = _Waiting(
+                request, ordered, caller, min(own, default=0.0), priority, left
+            )
 
     def drop(self, request: int) -> None:
-        self._waiting.pop(request, None)
+        gone = self._waiting.pop(request, None)
+        if gone is not None and all(w.caller != gone.caller for w in self._waiting.values()):
+            del self._served[gone.caller]
 
     def next(
         self, tokens: int, *, within: int | None = None, without: Sequence[int] = ()
@@ -77,7 +89,7 @@ class Queue:
         """
         order = sorted(
             (w for w in self._waiting.values() if w.request not in without),
-            key=lambda w: (-w.priority, w.served, w.left),
+            key=lambda w: (self._served[w.caller], w.caller, -w.priority, w.served, w.left),
         )
         batch: list[Pick] = []
         longest = within
@@ -97,9 +109,10 @@ class Queue:
             del waiting.texts[first + 1 : place + 1]
             batch += [Pick(waiting.request, t.place, t.length) for t in taken]
             waiting.served += len(taken) * longest
+            self._served[waiting.caller] += len(taken) * longest
             waiting.left -= sum(t.length for t in taken)
             if not waiting.texts:
-                del self._waiting[waiting.request]
+                self.drop(waiting.request)
             if len(batch) >= max(1, tokens // longest):
                 break
         return batch

@@ -50,7 +50,7 @@ def build_follower(
 
     from millrace.cache.store import SegmentStore
     from millrace.engine.adapters import Adapters
-    from millrace.engine.build import completed, disk_tier, pictures_room, rooms
+    from millrace.engine.build import completed, disk_tier, pictures_room, rooms, warmed_rows
     from millrace.engine.memory import Budget
     from millrace.engine.ranks.executors import FollowingBatch, FollowingExecutor
     from millrace.engine.runner import Runner
@@ -62,8 +62,8 @@ def build_follower(
 
     loaded = load(config, meet=meet)
     on_cpu = loaded.device == "cpu"
-    config = completed(config, on_cpu, native=loaded.native)
-    runner = Runner(loaded.model, loaded.caches, recurring=not on_cpu)
+    config = completed(config, on_cpu)
+    runner = Runner(loaded.model, loaded.caches, recurring=not on_cpu, group=loaded.group)
     pictures = pictures_room(config, loaded)
     kv, cached = rooms(config, loaded, taken=pictures)
     budget = Budget(replace(runner.cost, chunk=config.prefill_chunk or 0), kv)
@@ -73,15 +73,15 @@ def build_follower(
         disk, problem = disk_tier(config, runner.layout, loaded)
         if problem is not None:
             raise ModelError(f"The prefix cache has no disk there: {problem} Try --cache-disk 0.")
-        store = SegmentStore(runner.make_caches, runner.layout, disk, pack=config.cache_quant)
+        segments = runner.segments(pack=config.cache_quant)
+        store = SegmentStore(runner.make_caches, runner.layout, disk, segments)
     assert config.seat is not None
     mine = share_of(config.seat.rank, loaded.weight_bytes, budget, cached, pictures)
     mine.found = store.found() if store is not None else []
     share(mine)
     sampler = Sampler(HostSampling())
     if not on_cpu:
-        rows = min(config.max_running, 64)
-        warm_up(runner, sampler, rows, config.prefill_chunk or 0, FollowingBatch)
+        warm_up(runner, sampler, warmed_rows(config), config.prefill_chunk or 0, FollowingBatch)
     executor = FollowingExecutor(
         runner,
         sampler,

@@ -7,6 +7,7 @@ from typing import Any
 
 from millrace.cache.disk import DiskTier
 from millrace.cache.observations import AnyObservation, FoundOnDisk
+from millrace.cache.segments import Segments
 from millrace.cache.state import Layout
 from millrace.cache.store import SegmentStore
 from millrace.engine.ranks.agreement import Agreement, agreed
@@ -20,10 +21,9 @@ class LeadingStore(SegmentStore):
         make_caches: Callable[[], list[Any]],
         layout: Layout,
         disk: DiskTier | None = None,
-        *,
-        pack: bool = False,
+        segments: Segments[Any] | None = None,
     ) -> None:
-        super().__init__(make_caches, layout, disk, pack=pack)
+        super().__init__(make_caches, layout, disk, segments)
         self._leader = leader
         self._agreement = Agreement(1 + len(leader.found))
 

@@ -16,13 +16,16 @@ from millrace.engine.prompt import Prompt
 from millrace.engine.ranks.order import Shown
 from millrace.engine.ranks.shown import unpacked
 from millrace.engine.row import Row
-from millrace.engine.turn import Admit, Chunk, EncodePicture, RowResult, TurnOperation
+from millrace.engine.turn import Admit, EncodePicture, RowResult, TurnOperation
+from millrace.sizes import format_bytes
 
 MOST_SHOWN = 512 << 20
 """Bytes that a picture may become: they are sent to the others as a part of one message."""
 
 
 class LeadingExecutor(Executor):
+    _indivisible = True
+
     def _make_batch(self) -> Batch:
         return LeadingBatch(self._runner, self._sampler)
 
@@ -33,7 +36,7 @@ class LeadingExecutor(Executor):
     def _step_failed(self, error: Exception) -> None:
         raise error
 
-    def _chunk_failed(self, chunk: Chunk, error: Exception) -> None:
+    def _prompt_failed(self, job: int, error: Exception) -> None:
         raise error
 
     def _admit(self, admit: Admit) -> None:
@@ -50,8 +53,8 @@ class LeadingExecutor(Executor):
             if result.nbytes > MOST_SHOWN:
                 self._sights.drop([result.digest])
                 result.done = False
-                most, becomes = MOST_SHOWN >> 20, result.nbytes >> 20
-                result.problem = f"it becomes {becomes} MiB, and ranks are sent {most} at most"
+                most, becomes = format_bytes(MOST_SHOWN), format_bytes(result.nbytes)
+                result.problem = f"it becomes {becomes}, and ranks are sent {most} at most"
 
     def _others_admit(self, admit: Admit) -> bool:
         try:
@@ -77,6 +80,8 @@ class LeadingBatch(Batch):
 
 class FollowingExecutor(Executor):
     """Has no grammars: its rows are drawn for elsewhere."""
+
+    _indivisible = True
 
     def _make_batch(self) -> Batch:
         return FollowingBatch(self._runner, self._sampler)
@@ -106,7 +111,7 @@ class FollowingExecutor(Executor):
     def _step_failed(self, error: Exception) -> None:
         raise error
 
-    def _chunk_failed(self, chunk: Chunk, error: Exception) -> None:
+    def _prompt_failed(self, job: int, error: Exception) -> None:
         raise error
 
     def _score(self, prompt: Prompt, logits: mx.array, begin: int, top: int) -> None:
@@ -121,7 +126,7 @@ class FollowingBatch(Batch):
         assert self._logits is not None
         mx.eval(self._logits)
         self._logits = None
-        self._pending.append(Pending(list(self.rows), self._guesses, None))
+        self._pending.append(Pending(list(self.rows), self._drafts, None))
 
     def read(self) -> list[Drawn]:
         return []
@@ -130,8 +135,8 @@ class FollowingBatch(Batch):
         found = {result.row: result for result in results}
         for pending in self._pending:
             mine = [found.get(row.number) for row in pending.rows]
-            if pending.guesses:
-                self._runner.advance([r.advanced if r else 1 for r in mine])
+            if pending.drafts:
+                self._accept(pending, [r.advanced if r else 1 for r in mine])
             last = [r.tokens[-1] if r and r.tokens else 0 for r in mine]
             self._last = mx.array(last, mx.int32)
         self._pending = []

@@ -55,13 +55,14 @@ class DraftModel:
         store = cache = None
         if cached:
             layout = self.runner.layout
-            sizes = sizes_of(layout, caches, False)
-            store = SegmentStore(self.runner.make_caches, layout, None, pack=False)
+            sizes = self.runner.sizes(sizes_of(layout, caches, False), pack=False)
+            segments = self.runner.segments(pack=False)
+            store = SegmentStore(self.runner.make_caches, layout, None, segments)
             index = PrefixIndex(layout.needs, sizes, cached)
-            cache = CacheUse(index, every, uncut=not self.runner.trimmable)
+            cache = CacheUse(index, every, uncut=self.runner.layout.needs.uncut)
         cost = replace(self.runner.cost, chunk=chunk)
         window = max(windows_of(target))
-        facts = DraftFacts(cost, room, chunk, self.runner.shapes, window, vocabulary)
+        facts = DraftFacts(cost, room, chunk, window, vocabulary)
         self.scorings = Scorings(facts, cache)
         self.scorer = Scorer(self.runner, store)
 

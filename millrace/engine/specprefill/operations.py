@@ -14,16 +14,13 @@ class BeginScoring(Operation, frozen=True):
     job: int
     """A number of the draft's own."""
     row: int
-    width: int
-    """Places for its tokens, those of the look ahead included."""
 
 
 class ScoreChunk(Operation, frozen=True):
-    """Run the draft on so many more of a prompt's tokens, padded to `length`."""
+    """Run the draft on this many more of a prompt's tokens."""
 
     job: int
     count: int
-    length: int
     wait: bool = False
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from millrace.cache.operations import Keep, KeepState, Restore
 from millrace.engine.row import Row
-from millrace.engine.runner import Runner
+from millrace.engine.runner import Runner, SequenceRun
 from millrace.engine.specprefill.operations import (
     BeginScoring,
     ChooseTokens,
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 @dataclass
 class _Scoring:
     request: Submit
-    width: int
     done: int = 0
     token: mx.array | None = None
     """The last that the draft has drawn and not run."""
@@ -72,9 +71,10 @@ class Scorer:
             case EndScoring(job=job):
                 self._end(job)
                 return []
-            case BeginScoring(job=job, row=number, width=width):
+            case BeginScoring(job=job, row=number):
                 if row := rows.get(number):
-                    self._scorings[job] = _Scoring(row.request, width)
+                    self._scorings[job] = _Scoring(row.request)
+                    self._runner.begin(job)
                 return []
         scoring = self._scorings.get(operation.job)
         if scoring is None:
@@ -102,22 +102,21 @@ class Scorer:
 
     def _end(self, job: int) -> None:
         self._scorings.pop(job, None)
-        self._runner.release(job)
+        self._runner.drop(job)
 
     def _chunk(self, chunk: ScoreChunk, scoring: _Scoring) -> None:
-        if not scoring.done:
-            self._runner.begin(chunk.job, scoring.width)
         tokens = scoring.request.prompt[scoring.done : scoring.done + chunk.count]
-        self._runner.chunk(chunk.job, tokens, chunk.length, beside=not chunk.wait, scored=False)
+        run = SequenceRun(chunk.job, len(tokens))
+        self._runner.run(mx.array(tokens, mx.int32), [run], [])
         scoring.done += len(tokens)
         if chunk.wait:
-            self._runner.wait(chunk.job)
+            self._runner.wait()
 
     def _look_ahead(self, ahead: LookAhead, scoring: _Scoring) -> None:
         prompt = scoring.request.prompt
         for _ in range(ahead.steps):
             if scoring.token is None:
-                scoring.token = mx.array([[prompt[-1]]], mx.int32)
+                scoring.token = mx.array([prompt[-1]], mx.int32)
             logits, queries = self._runner.peek(ahead.job, scoring.token)
             asked = [
                 (found, self._runner.keys(ahead.job, layer, len(prompt)))
@@ -126,7 +125,7 @@ class Scorer:
             ]
             scores = importance(asked)
             scoring.scores = scores if scoring.scores is None else scoring.scores + scores
-            scoring.token = mx.argmax(logits[:, -1:], axis=-1).astype(mx.int32)
+            scoring.token = mx.argmax(logits, axis=-1).astype(mx.int32)
             scoring.steps += 1
             if self._runner.immediate:
                 # The model writes where these keys lie.
@@ -148,12 +147,12 @@ class Scorer:
         assert self._store is not None
         operation = wrapped.operation
         if isinstance(operation, Restore):
-            caches = self._store.execute(operation)
-            assert caches is not None
+            state = self._store.execute(operation)
+            assert state is not None
             if scoring := self._scorings.get(operation.job):
+                self._runner.adopt(operation.job, state, operation.at)
                 scoring.done = operation.at
-                self._runner.adopt(operation.job, caches, scoring.width)
         elif isinstance(operation, Keep | KeepState):
-            self._store.execute(operation, self._runner.prompt_state(operation.source.number))
+            self._store.execute(operation, self._runner.state_of(operation.source.number))
         else:
             self._store.execute(operation)

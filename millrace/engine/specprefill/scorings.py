@@ -15,10 +15,8 @@ from millrace.cache.operations import AnyOperation
 from millrace.cache.residency import Operations
 from millrace.engine.books import Job, Stage
 from millrace.engine.cache_use import CacheUse
-from millrace.engine.chunkcost import SMALLEST_CHUNK, ChunkCost
-from millrace.engine.latency_model import GROWTH, IDLE_SECONDS
-from millrace.engine.memory import StateCost, capacity
-from millrace.engine.shapes import Shapes
+from millrace.engine.memory import StateCost
+from millrace.engine.pacing import IDLE, LEAST, StepCost, StepSize, prompt_size
 from millrace.engine.specprefill.operations import (
     BeginScoring,
     ChooseTokens,
@@ -31,6 +29,7 @@ from millrace.engine.specprefill.operations import (
 from millrace.engine.specprefill.selection import Kept, worthwhile
 from millrace.protocol import Submit
 from millrace.protocol.specprefill import Scoring, Selected
+from millrace.sizes import format_bytes
 
 AHEAD = 8
 """Tokens that the draft goes on by: what they look at is what matters."""
@@ -50,14 +49,14 @@ class DraftFacts:
     """Bytes that the state of a prompt may take."""
     chunk: int
     """The most tokens of a chunk."""
-    shapes: Shapes
     window: int = 0
     """How far back the sliding windows of the model look that the draft works for."""
     vocabulary: int | None = None
     """Token ids that it has, where the model may be given others."""
 
-    def width(self, length: int) -> int:
-        return capacity(length + AHEAD)
+    def state(self, length: int) -> int:
+        """Bytes of the state of a prompt of this many tokens, those of the look ahead included."""
+        return self.cost.row(length + AHEAD)
 
 
 @dataclass
@@ -96,7 +95,7 @@ class Scorings:
         self._numbers = itertools.count(1)
         self._waiting: list[Job] = []
         self._current: _Current | None = None
-        self._chunks = ChunkCost()
+        self._cost = StepCost()
         self._steps = 0.0
         """What a step of the look ahead takes, as measured lately."""
         self.expected: float | None = None
@@ -127,12 +126,12 @@ class Scorings:
                 f"The draft of SpecPrefill has {most} tokens, and the prompt has one with the id "
                 f"{highest}. Send it with specprefill false."
             )
-        needed = self._facts.cost.row(self._facts.width(len(request.prompt)))
+        needed = self._facts.state(len(request.prompt))
         if needed <= self._facts.room:
             return None
         return (
-            f"The draft of SpecPrefill needs {needed / 2**20:.1f} MiB for this prompt and has "
-            f"{self._facts.room / 2**20:.1f} MiB. Shorten it, or send it with specprefill false."
+            f"The draft of SpecPrefill needs {format_bytes(needed)} for this prompt and has "
+            f"{format_bytes(self._facts.room)}. Shorten it, or send it with specprefill false."
         )
 
     def add(self, job: Job) -> None:
@@ -162,17 +161,11 @@ class Scorings:
         assert current is not None
         mine, wait = current.mine, spare is None
         if mine.left > 0:
-            count = self._count(mine.left, spare)
-            length = count
-            if count < mine.left:
-                count = length = min(count, max(1, self._facts.shapes.whole(count)))
-            else:
-                length = self._facts.shapes.length(count)
-            count = min(count, mine.reach)
-            length = max(count, min(length, self._facts.width(mine.length) - mine.done))
+            count = min(self._count(mine, spare), mine.reach)
             current.planned = count
-            out.append(ScoreChunk(mine.number, count, length, wait=wait))
-            self.expected = self._chunks.of(count) if self._chunks.known else None
+            out.append(ScoreChunk(mine.number, count, wait=wait))
+            size = StepSize(steps=1) + prompt_size(mine.done, count)
+            self.expected = self._cost.seconds(size) if self._cost.known else None
             return True
         steps = AHEAD - current.ahead
         if spare is not None:
@@ -204,9 +197,9 @@ class Scorings:
             return Scored(current.job, problem=problem)
         seconds = found[0].seconds if found[0].seconds is not None else gap
         if planned:
-            mine.done += planned
             if seconds is not None:
-                self._chunks.saw(planned, seconds)
+                self._cost.saw(StepSize(steps=1) + prompt_size(mine.done, planned), seconds)
+            mine.done += planned
             if self._cache is not None:
                 cached: Operations = []
                 self._cache.ran(mine, cached, now)
@@ -238,17 +231,18 @@ class Scorings:
         mine = self._current.mine
         return [Scoring(mine.request.id, mine.done, mine.length)]
 
-    def _count(self, left: int, spare: float | None) -> int:
-        most = self._facts.chunk
-        if spare is None:
-            if self._chunks.known:
-                most = max(SMALLEST_CHUNK, self._chunks.within(IDLE_SECONDS, most))
-        elif self._chunks.known:
-            within = self._chunks.within(_SPARE * spare, most)
-            most = max(SMALLEST_CHUNK, min(within, int(GROWTH * self._chunks.largest)))
-        else:
-            most = min(most, _FIRST)
-        return min(left, most)
+    def _count(self, mine: Job, spare: float | None) -> int:
+        """Tokens of a chunk that takes no longer than can be spared."""
+        most = min(mine.left, self._facts.chunk)
+        if not self._cost.known:
+            return most if spare is None else min(most, _FIRST)
+        seconds = IDLE if spare is None else _SPARE * spare
+        low, high = min(LEAST, most), most
+        while low < high:
+            middle = (low + high + 1) // 2
+            size = StepSize(steps=1) + prompt_size(mine.done, middle)
+            low, high = (middle, high) if self._cost.seconds(size) <= seconds else (low, middle - 1)
+        return low
 
     def _tidy(self, out: Operations) -> None:
         self._waiting = [j for j in self._waiting if j.stage is not Stage.OVER]
@@ -264,8 +258,7 @@ class Scorings:
         self._waiting.remove(job)
         mine = Job(next(self._numbers), job.request, job.seats[:1], job.request.prompt, job.arrived)
         self._current = _Current(job, mine, began=now)
-        width = self._facts.width(mine.length)
-        out.append(BeginScoring(mine.number, job.seats[0].number, width))
+        out.append(BeginScoring(mine.number, job.seats[0].number))
         if self._cache is not None:
             found: Operations = []
             self._cache.expect(mine, found)

@@ -29,8 +29,8 @@ class AdapterSlots(Protocol):
 
     def remove(self, slot: int) -> None: ...
 
-    def use(self, rows: Sequence[int]) -> None:
-        """The slots of the rows that are run next."""
+    def use(self, rows: Sequence[int], wanted: Sequence[int] = ()) -> None:
+        """The slots of the rows that are run next, and the places of those whose logits are wanted."""
 
 
 def slots_of(model: Any) -> AdapterSlots:

@@ -21,6 +21,7 @@ from millrace.models.adapters.folder import Factors
 from millrace.models.adapters.tensors import Floats
 
 _MOST_HALF = 65504.0
+_INNER = ".inner"
 
 
 class AdapterStacks:
@@ -32,8 +33,8 @@ class AdapterStacks:
         """MLX has a product that picks matrices by number, and on a CPU only a slow one."""
         self.slots: set[int] = set()
         self._wrapped: dict[str, AdaptedLinear] = {}
-        self._rows: tuple[int, ...] = ()
-        self._chosen: mx.array | None = None
+        self._tokens = _Rows()
+        self._wanted = _Rows()
 
     @property
     def shapes(self) -> dict[str, Shape]:
@@ -45,12 +46,18 @@ class AdapterStacks:
         inner = {id(base) for base in wrapped.values()}
         if not isinstance(self._model, nn.Module):
             return
+        choosing = self._choosing()
         for name, layer in self._model.named_modules():
             if id(layer) in inner:
                 continue
             layer = wrapped.get(id(layer), layer)
             if isinstance(layer, nn.Linear | nn.QuantizedLinear) or _own_shape(layer) is not None:
-                yield name, layer
+                outer = name.removesuffix(_INNER)
+                yield outer if outer in choosing else name, layer
+
+    def _choosing(self) -> dict[str, Any]:
+        """The modules that run another one, `inner`, on chosen tokens alone, by the name of both."""
+        return {n: m for n, m in self._model.named_modules() if hasattr(m, "choice")}
 
     @property
     def nbytes(self) -> int:
@@ -79,10 +86,14 @@ class AdapterStacks:
             grown[name] = _stacked(before, slot, factors, _dtype(layers[name]))
             mx.eval(grown[name].a, grown[name].b)
         fresh: list[tuple[str, AdaptedLinear]] = []
+        choosing = self._choosing()
         for name, stacks in grown.items():
             if name not in self._wrapped:
-                self._wrapped[name] = AdaptedLinear(layers[name], self)
-                fresh.append((name, self._wrapped[name]))
+                outer = choosing.get(name)
+                choice = outer.choice if outer is not None else None
+                self._wrapped[name] = AdaptedLinear(layers[name], self, choice)
+                path = name if outer is None else name + _INNER
+                fresh.append((path, self._wrapped[name]))
             self._wrapped[name].stacks = stacks
         if fresh:
             self._model.update_modules(tree_unflatten(fresh))
@@ -102,19 +113,20 @@ class AdapterStacks:
                 mx.eval(a, b)
                 layer.stacks = Stacks(a, b) if count > 1 else None
 
-    def use(self, rows: Sequence[int]) -> None:
-        """The slots of the rows that are run next."""
-        chosen = tuple(rows) if any(rows) else ()
-        if chosen != self._rows:
-            self._rows = chosen
-            self._chosen = mx.array(chosen, mx.uint32) if chosen else None
+    def use(self, rows: Sequence[int], wanted: Sequence[int] = ()) -> None:
+        """The slots of the rows that are run next, and the places of those whose logits are wanted."""
+        self._tokens = self._tokens.changed(rows)
+        # One row has all tokens of the pass.
+        chosen = rows if len(rows) == 1 else [rows[place] for place in wanted]
+        self._wanted = self._wanted.changed(chosen)
 
-    def added(self, x: mx.array, y: mx.array, stacks: Stacks) -> mx.array:
-        """A module's outputs and what the rows' adapters add to them."""
-        rows = self._rows
+    def added(self, x: mx.array, y: mx.array, stacks: Stacks, wanted: bool = False) -> mx.array:
+        """A module's outputs and what the rows' adapters add to them; `wanted` says that it was run on the
+        wanted tokens alone."""
+        found = self._wanted if wanted else self._tokens
+        rows, chosen = found.slots, found.index
         if not rows or not y.shape[-1]:
             return y
-        chosen = self._chosen
         if max(rows) >= stacks.count:
             # Of adapters that do not change this module, its stacks know nothing.
             rows = tuple(r if r < stacks.count else 0 for r in rows)
@@ -124,15 +136,44 @@ class AdapterStacks:
         assert chosen is not None
         a, b = stacks.a, stacks.b
         grouped = x.reshape(len(rows), -1, x.shape[-1]).astype(a.dtype)
-        if not self._gathers:
-            high = (grouped @ a[chosen]) @ b[chosen]
-        elif len(set(rows)) == 1:
+        if len(set(rows)) == 1:
             high = (grouped @ a[rows[0]]) @ b[rows[0]]
+        elif not self._gathers:
+            high = _by_slot(grouped, a, b, rows)
         else:
             low = mx.gather_mm(grouped, a, rhs_indices=chosen)
             high = mx.gather_mm(low, b, rhs_indices=chosen)
         total: mx.array = y + high.reshape(y.shape).astype(y.dtype)
         return total
+
+
+def _by_slot(x: mx.array, a: mx.array, b: mx.array, rows: Sequence[int]) -> mx.array:
+    """What each row's adapter adds: one product of all rows of a slot."""
+    slots = sorted(set(rows))
+    parts, order = [], []
+    for slot in slots:
+        mine = [i for i, row in enumerate(rows) if row == slot]
+        some = x[mx.array(mine, mx.uint32)]
+        shape = (*some.shape[:-1], b.shape[-1])
+        parts.append((some @ a[slot]) @ b[slot] if slot else mx.zeros(shape, x.dtype))
+        order += mine
+    back = np.argsort(order).astype(np.uint32)
+    return mx.concatenate(parts)[mx.array(back)]
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The slots of some rows; none where no row has an adapter."""
+
+    slots: tuple[int, ...] = ()
+    index: mx.array | None = None
+
+    def changed(self, rows: Sequence[int]) -> _Rows:
+        """Those of other rows; the same object if they are equal."""
+        slots = tuple(rows) if any(rows) else ()
+        if slots == self.slots:
+            return self
+        return _Rows(slots, mx.array(slots, mx.uint32) if slots else None)
 
 
 @dataclass(frozen=True)
@@ -160,15 +201,20 @@ class Stacks:
 class AdaptedLinear(nn.Module):  # type: ignore[misc]
     """In the place of a linear layer that adapters change."""
 
-    def __init__(self, base: nn.Module, owner: AdapterStacks) -> None:
+    def __init__(self, base: nn.Module, owner: AdapterStacks, choice: Any = None) -> None:
+        """`choice` says whether it is run on the wanted tokens alone, where that can be."""
         super().__init__()
         self.base = base
         self.stacks: Stacks | None = None
         self._owner = owner
+        self._choice = choice
 
     def __call__(self, x: mx.array) -> mx.array:
         y: mx.array = self.base(x)
-        return y if self.stacks is None else self._owner.added(x, y, self.stacks)
+        if self.stacks is None:
+            return y
+        wanted = self._choice is not None and self._choice.made
+        return self._owner.added(x, y, self.stacks, wanted)
 
 
 def _stacked(before: Stacks | None, slot: int, factors: Factors, dtype: mx.Dtype) -> Stacks:

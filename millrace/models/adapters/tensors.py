@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from millrace.errors import AdapterError, AdapterUnreadable
 from millrace.models.files import open_regular
+from millrace.sizes import format_bytes
 
 Floats = npt.NDArray[np.float32]
 _MOST_HEADER = 16 << 20
@@ -50,7 +51,7 @@ def read_bytes(file: Path, most: int, digest: Any, remedy: str = "") -> bytes:
                     _check_large(opened.read(_HEAD), file)
                 kind = AdapterError if recognised else AdapterUnreadable
                 raise kind(
-                    f"{file} has {size / 2**20:.1f} MiB, and at most {most / 2**20:.1f} MiB of it are "
+                    f"{file} has {format_bytes(size)}, and at most {format_bytes(most)} of it are "
                     f"read{remedy}."
                 )
             data = bytearray()

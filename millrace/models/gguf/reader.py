@@ -20,6 +20,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from millrace.errors import ModelError
 from millrace.models.files import open_regular
+from millrace.sizes import format_bytes
 
 T = TypeVar("T")
 
@@ -43,7 +44,7 @@ _MOST_ALIGNMENT = 1 << 20
 _MOST_TENSORS = 1 << 17
 _MOST_PAIRS = 1 << 16
 _MOST_HEAD = 256 << 20
-"""Bytes of all that comes before the tensors; the largest vocabularies take about 20 MiB of it."""
+"""Bytes of all that comes before the tensors; the largest vocabularies take about 21 MB of it."""
 _MOST_VALUES = 4 << 20
 """Values of all arrays together: each becomes an object of many bytes."""
 _MOST_NESTED = 4
@@ -110,6 +111,11 @@ class GGUF:
             return None
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             return kind(value)  # type: ignore[call-arg]
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ModelError(
+                f"{self.path} is corrupt: its metadata '{key}' is {value}, which is not a finite "
+                f"number. Download it again, or take another conversion of the model."
+            )
         if not isinstance(value, kind):
             raise ModelError(
                 f"{self.path} is not a sound GGUF file: '{key}' should be "
@@ -254,7 +260,7 @@ class _Cursor:
                 f"where the file ends. Download it again."
             )
         if end > _MOST_HEAD:
-            raise self.corrupt(f"its head has more than {_MOST_HEAD >> 20} MiB")
+            raise self.corrupt(f"its head has more than {format_bytes(_MOST_HEAD)}")
         self.at = end
         return start
 

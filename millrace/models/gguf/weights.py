@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf.constants import GGMLQuantizationType as Kind
 
+from millrace.errors import ModelError
 from millrace.models.gguf.architectures import ConversionPlan
 from millrace.models.gguf.blocks import GROUP, pack
 from millrace.models.gguf.kquants import compact
@@ -50,11 +51,14 @@ def write_weights(
         packed = pack(tensor) if target.endswith(".weight") else None
         if packed is not None:
             bits[module] = packed.bits
+            _check_finite(model, name, packed.scales, packed.biases)
             writer.add(target, as_array(packed.weight[order]))
             writer.add(f"{module}.scales", as_array(packed.scales[order]))
             writer.add(f"{module}.biases", as_array(packed.biases[order]))
         else:
-            writer.add(target, _plain(tensor, order, half, exact, plan.is_shifted_norm(name)))
+            plain = _plain(tensor, order, half, exact, plan.is_shifted_norm(name))
+            _check_finite(model, name, plain.data)
+            writer.add(target, plain)
         if target.endswith(".weight"):
             for part, values in (compact(tensor) or {}).items():
                 compact_writer.add(f"{module}.{tensor.kind.name}.{part}", as_array(values[order]))
@@ -65,6 +69,21 @@ def write_weights(
     writer.close()
     compact_writer.close()
     return _quantization(bits)
+
+
+def _check_finite(model: GGUF, name: str, *arrays: npt.NDArray[Any]) -> None:
+    """Refuse NaN and infinity, with which the model would answer with noise and no error."""
+    for array in arrays:
+        values = array.reshape(-1)
+        for start in range(0, values.size, _SLAB):
+            part = values[start : start + _SLAB]
+            # bfloat16 is held as its bit patterns: its exponent is all ones in both.
+            bad = (part & 0x7F80) == 0x7F80 if part.dtype == np.uint16 else ~np.isfinite(part)
+            if bad.any():
+                raise ModelError(
+                    f"{model.path} is corrupt: the tensor '{name}' has values that are NaN or "
+                    f"infinite. Download it again, or take another conversion of the model."
+                )
 
 
 def half_type(model: GGUF) -> DType:

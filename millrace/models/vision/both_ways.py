@@ -1,7 +1,6 @@
-"""Pictures whose tokens look at each other both ways: the masks of a chunk that has whole ones in it.
+"""Pictures whose tokens look at each other both ways: the masks of a run that has whole ones in it.
 
-mlx-vlm lays its own over prompts that run at once and from their beginning; here the chunk may follow what
-is in the cache already.
+mlx-vlm makes them for prompts that run at once and from their beginning; here a run may follow others.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.models.base import create_causal_mask
 
 
 def looks_both_ways(model: Any) -> bool:
@@ -18,7 +18,7 @@ def looks_both_ways(model: Any) -> bool:
 
 
 def look_both_ways(model: Any) -> None:
-    """Let the text tower's own masks reach as far in a chunk that follows others."""
+    """Have the text tower make its masks of runs that follow others, too."""
     tower = model.language_model.model
     kind = type(tower)
 
@@ -26,21 +26,25 @@ def look_both_ways(model: Any) -> None:
         def _make_masks(
             self, h: mx.array, cache: Any, mm_token_type_ids: mx.array | None = None
         ) -> list[Any]:
-            masks: list[Any] = super()._make_masks(h, cache, mm_token_type_ids)
-            if mm_token_type_ids is None:
-                return masks
-            runs = self._block_sequence_ids_for_mask(mm_token_type_ids)
-            own = (runs[:, :, None] != -1) & (runs[:, :, None] == runs[:, None, :])
-            done = {id(mask): _widened(mask, own[:, None]) for mask in masks}
-            return [done[id(mask)] for mask in masks]
+            count = h.shape[1]
+            if mm_token_type_ids is None or count == 1:
+                return list(super()._make_masks(h, cache, mm_token_type_ids))
+            pictures = self._block_sequence_ids_for_mask(mm_token_type_ids)
+            first = cache[0].offset if cache[0] is not None else 0
+            kinds = [layer.layer_type for layer in self.layers]
+            windows = {"full_attention": None, "sliding_attention": self.window_size}
+            masks = {k: _mask(first, pictures, windows[k]) for k in set(kinds)}
+            return [masks[k] for k in kinds]
 
     BothWays.__name__ = kind.__name__
     object.__setattr__(tower, "__class__", BothWays)
 
 
-def _widened(mask: Any, own: mx.array) -> Any:
-    """A mask whose last columns are the chunk's own tokens."""
-    if not isinstance(mask, mx.array):
-        return mask
-    before = mask.shape[-1] - own.shape[-1]
-    return mask | mx.pad(own, ((0, 0), (0, 0), (0, 0), (before, 0)))
+def _mask(first: int, pictures: mx.array, window: int | None) -> mx.array:
+    """What tokens that follow `first` others see: those before them, as far as the window reaches, and
+    their own picture's. `pictures` has a number for each token, -1 for text."""
+    count = pictures.shape[-1]
+    own = (pictures[:, :, None] != -1) & (pictures[:, :, None] == pictures[:, None, :])
+    before = create_causal_mask(count, first, window_size=window)
+    found: mx.array = before | mx.pad(own[:, None], ((0, 0), (0, 0), (0, 0), (first, 0)))
+    return found

@@ -79,9 +79,7 @@ def family_of(settings: dict[str, Any], folder: Path | None = None) -> Family | 
     kind = settings.get("model_type")
     if not isinstance(kind, str) or not sees(settings):
         return None
-    family = _BY_TYPE.get(kind.lower())
-    if family is not None and not family.proven(settings):
-        family = None
+    family = _BY_TYPE[kind.lower()] if is_proven(settings) else None
     text = _known_to_mlx_lm(kind)
     if family is None:
         if text:
@@ -110,6 +108,13 @@ def family_of(settings: dict[str, Any], folder: Path | None = None) -> Family | 
 def sees(settings: dict[str, Any]) -> bool:
     """Whether a configuration has a vision tower."""
     return isinstance(settings.get("vision_config"), dict)
+
+
+def is_proven(settings: dict[str, Any]) -> bool:
+    """Whether a model is run with its vision tower here; others that have one are served as text only."""
+    kind = settings.get("model_type")
+    family = _BY_TYPE.get(kind.lower()) if isinstance(kind, str) and sees(settings) else None
+    return family is not None and family.proven(settings)
 
 
 def image_token(settings: dict[str, Any]) -> int | None:

@@ -155,6 +155,7 @@ def _wishes(wire: Any, held: HeldModel) -> Wishes:
         max_tokens=wire.Tokens if wire.Tokens > 0 else None,
         stop=list(wire.StopPrompts) or None,
         ignore_eos=wire.IgnoreEOS,
+        loop_guard=_truth(wire, "loop_guard"),
         specprefill=_truth(wire, "specprefill"),
         specprefill_keep_pct=_share(wire, "specprefill_keep_pct"),
     )

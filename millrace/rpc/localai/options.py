@@ -36,6 +36,7 @@ _SAMPLING = {
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
     "seed": "seed",
+    "loop_guard": "loop_guard",
 }
 """Options that win over a request, and the wishes they are."""
 _NEUTRAL = ("pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
@@ -118,6 +119,9 @@ def _sampling(key: str, wish: str, value: Value) -> Value:
     if wish == "seed":
         if whole:
             seed_of(value)  # type: ignore[arg-type]
+            return value
+    elif wish == "loop_guard":
+        if isinstance(value, bool):
             return value
     elif wish == "max_tokens":
         if whole and isinstance(value, int) and value >= 1:

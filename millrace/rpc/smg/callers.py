@@ -4,8 +4,7 @@ use.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -13,26 +12,30 @@ import grpc
 from millrace.caller import current_caller
 from millrace.config import ServeConfig
 from millrace.errors import MillraceError, RateLimited, RoleNeeded, Unauthorized
+from millrace.rpc.calls import refusal
 from millrace.serving import access
 from millrace.serving.handing import Origin
 from millrace.serving.keys import Caller, Keys, secrets_in
-from millrace.serving.limits import RateLimits
 from millrace.serving.metrics import Metrics
+from millrace.serving.quotas import Quotas
 
 
 class Callers:
-    def __init__(self, config: ServeConfig, limits: RateLimits, metrics: Metrics) -> None:
+    def __init__(self, config: ServeConfig, quotas: Quotas, metrics: Metrics) -> None:
         self._keys = Keys(config.api_keys)
-        self._limits = limits
+        self._quotas = quotas
         self._metrics = metrics
         self._isolated = config.cache_isolation == "key"
 
     def check(self, metadata: Any, method: str) -> None:
-        """Raise that a call has no key of this server's, or one without the role that it needs."""
+        """Raise that a call has no key of this server's, or one without the role that it needs; note whose
+        call it is."""
         needed = access.RPC.get(method, "admin")
         if needed == "open":
             return
         caller = self._known(metadata, method)
+        if caller is not None:
+            current_caller.set(caller.id)
         try:
             access.check(method, needed, caller, self._keys)
         except RoleNeeded as error:
@@ -69,14 +72,12 @@ class Callers:
         id = caller.id if caller is not None else ""
         whose = id or _host(context.peer())
         current_caller.set(whose)
-        if not self._limits:
-            return Origin(method, id, isolated=self._isolated)
         try:
-            self._limits.admit(whose)
+            if self._quotas.rates:
+                self._quotas.rates.admit(whose)
         except RateLimited as error:
             raise self._refused(method, error) from None
-        charge = functools.partial(self._limits.charge, whose)
-        return Origin(method, id, charge, self._isolated)
+        return Origin(method, id, self._quotas.of(whose), self._isolated)
 
     def _refused(self, method: str, error: MillraceError) -> MillraceError:
         self._metrics.refused(method, error.code)
@@ -89,7 +90,8 @@ def _host(peer: str) -> str:
 
 
 class RoleInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses calls whose key has not the role that the method needs, before the method is run."""
+    """Refuses calls whose key has not the role that the method needs, before their message is read, and
+    names the caller of the others."""
 
     def __init__(self, callers: Callers) -> None:
         self._callers = callers
@@ -106,20 +108,5 @@ class RoleInterceptor(grpc.aio.ServerInterceptor):
         try:
             self._callers.check(details.invocation_metadata, details.method)
         except MillraceError as error:
-            return _refusing(handler, error)
+            return refusal(error)
         return handler
-
-
-def _refusing(handler: Any, error: MillraceError) -> Any:
-    """The handler of a call that is ended with this error, whatever it asks for."""
-
-    async def one(_wire: Any, _context: Any) -> Any:
-        raise error
-
-    async def many(_wire: Any, _context: Any) -> AsyncIterator[Any]:
-        raise error
-        yield
-
-    if handler.response_streaming:
-        return handler._replace(unary_stream=many, stream_stream=many)
-    return handler._replace(unary_unary=one, stream_unary=one)

@@ -12,14 +12,15 @@ from grpc_reflection.v1alpha import reflection
 from smg_grpc_proto.generated import mlx_engine_pb2_grpc, vllm_engine_pb2_grpc
 
 from millrace.config import ServeConfig
+from millrace.rpc.arrivals import MessageArrivals
 from millrace.rpc.server import listen, make_server
 from millrace.rpc.smg import health
 from millrace.rpc.smg.callers import RoleInterceptor
 from millrace.rpc.smg.engines import MLX, VLLM, MlxEngine, VllmEngine
 from millrace.rpc.smg.worker import Worker
 from millrace.serving.catalogue import ModelSpec
-from millrace.serving.limits import RateLimits
 from millrace.serving.metrics import Metrics
+from millrace.serving.quotas import Quotas
 from millrace.serving.registry import Registry
 
 log = logging.getLogger("millrace.rpc")
@@ -34,16 +35,19 @@ class SmgFront:
         registry: Registry,
         spec: ModelSpec,
         config: ServeConfig,
-        limits: RateLimits,
+        quotas: Quotas,
         metrics: Metrics,
         address: str,
     ) -> None:
         """Opens the address; nothing is answered before `start`."""
-        worker = self._worker = Worker(registry, spec, config, limits, metrics)
+        worker = self._worker = Worker(registry, spec, config, quotas, metrics)
         engine = config.smg_engine
         self._address = address
         self.cache_changed = worker.cache_changed
-        self._server = make_server(config.reader_timeout, [RoleInterceptor(worker.callers)])
+        self._arrivals = MessageArrivals(keyed=bool(config.api_keys))
+        self._server = make_server(
+            config.reader_timeout, [RoleInterceptor(worker.callers)], self._arrivals
+        )
         self._ending: asyncio.Task[None] | None = None
         names = []
         if engine in ("vllm", "both"):
@@ -67,6 +71,7 @@ class SmgFront:
     def drain(self, seconds: float) -> None:
         """Take no more calls; those that run have so long to finish."""
         self._worker.drain()
+        self._arrivals.cut()
         if self._ending is None:
             self._ending = asyncio.create_task(self._server.stop(seconds))
 

@@ -49,20 +49,19 @@ class Load:
 
 
 class Loads:
-    def __init__(self, most_running: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._most_running = most_running
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._seen = clock(), 0
         self._rate = 0.0
 
-    def of(self, client: EngineClient | None) -> Load:
+    def of(self, client: EngineClient | None, most_running: int) -> Load:
         """Of a model's engine; without one there is no load."""
         if client is None:
-            return Load(most_running=self._most_running)
+            return Load(most_running=most_running)
         requests = list(client.in_flight.values())
         queued = [r for r in requests if r.phase == "queued"]
         answers = sum(r.answers for r in requests)
-        running = min(answers, self._most_running)
+        running = min(answers, most_running)
         totals, ready = client.metrics.totals, client.ready
         per_token = ready.kv_bytes_per_token if ready else 0
         return Load(
@@ -76,7 +75,7 @@ class Loads:
             most_tokens=ready.kv_budget // per_token if ready and per_token else 0,
             throughput=self._throughput(totals.generated_tokens),
             hit_rate=totals.cached_tokens / totals.prompt_tokens if totals.prompt_tokens else 0.0,
-            most_running=self._most_running,
+            most_running=most_running,
             silence=self._silence(client, requests),
         )
 

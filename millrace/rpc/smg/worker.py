@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from types import ModuleType
 from typing import Any
 
-from millrace.config import ServeConfig
+from millrace.config import FEWEST_RUNNING, ServeConfig
 from millrace.errors import BadRequest, EngineUnavailable
 from millrace.models.window import read_config
 from millrace.protocol.prefixes import CacheChange
@@ -29,9 +29,9 @@ from millrace.serving.catalogue import ModelSpec
 from millrace.serving.client import EngineClient
 from millrace.serving.encodings import numbers
 from millrace.serving.handing import Origin
-from millrace.serving.limits import RateLimits
 from millrace.serving.metrics import Metrics
 from millrace.serving.model import ServedModel
+from millrace.serving.quotas import Quotas
 from millrace.serving.registry import Registry
 from millrace.serving.slices import SlicePace
 
@@ -46,14 +46,13 @@ class Worker:
         registry: Registry,
         spec: ModelSpec,
         config: ServeConfig,
-        limits: RateLimits,
+        quotas: Quotas,
         metrics: Metrics,
     ) -> None:
         self._registry = registry
         self._spec = spec
-        self.callers = Callers(config, limits, metrics)
-        self.max_running = spec.engine.max_running
-        self._loads = Loads(self.max_running)
+        self.callers = Callers(config, quotas, metrics)
+        self._loads = Loads()
         self.events = KvEvents(self.load)
         self._bundle: bytes | None = None
         self._endings: Endings | None = None
@@ -82,12 +81,19 @@ class Worker:
         return instance.client if instance is not None else None
 
     @property
+    def max_running(self) -> int:
+        """Sequences that run at a time, at most."""
+        if (client := self.client) is not None:
+            return client.admission.max_running
+        return self._spec.engine.max_running or FEWEST_RUNNING
+
+    @property
     def active(self) -> int:
         client = self.client
         return len(client.in_flight) if client is not None else 0
 
     def load(self) -> Load:
-        return self._loads.of(self.client)
+        return self._loads.of(self.client, self.max_running)
 
     def trouble(self) -> str | None:
         """Why requests are not being served; None if they are."""
@@ -134,9 +140,7 @@ class Worker:
             await model.client.settled()
             inputs = encodings.tokens([prompt_ids(wire.tokenized, model)])
             id = self._id(wire.request_id, "emb-", origin)
-            running = encodings.run(id, inputs, endpoint=origin.endpoint, caller=origin.caller)
-            if origin.charge is not None:
-                running.on_end(origin.charge)
+            running = handing.run_encoding(encodings, id, inputs, origin)
             try:
                 found = await running.found()
             finally:

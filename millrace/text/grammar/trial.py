@@ -161,4 +161,6 @@ def _explained(fault: str) -> str:
         )
     if "too many expressions" in fault or "too big" in fault:
         return "it is too complex: its regular expressions or repetitions grow too large"
+    if fault == "NoExtensionBias":
+        return "nothing that is finite satisfies it"
     return fault

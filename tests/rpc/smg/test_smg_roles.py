@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from api import tiny_folder
 from conftest import PATIENCE, until
 from rpc.smg.worker_calls import Worker, serving, vllm
+from rpc.test_rpc_arrivals import half_sent
 from smg_grpc_proto.generated import common_pb2
 
 common: Any = common_pb2
@@ -51,6 +53,21 @@ def test_the_cache_is_dropped_for_administrators_alone(worker: Worker) -> None:
                 call(request(), metadata=metadata)
             assert caught.value.code() is code
     assert stub.FlushCache(common.FlushCacheRequest(), metadata=ROOT).success
+
+
+def test_calls_without_a_known_key_take_no_place_of_those_whose_message_arrives(
+    worker: Worker,
+) -> None:
+    port = int(worker.address.rpartition(":")[2])
+    with contextlib.ExitStack() as stack:
+        for key in ("nobody", ""):
+            for method in ("Generate", "GetModelInfo"):
+                for _ in range(10):
+                    path = f"/vllm.grpc.engine.VllmEngine/{method}"
+                    stack.enter_context(half_sent(port, path, key))
+        for _ in range(20):
+            request = vllm.GetModelInfoRequest()
+            assert worker.vllm.stub.GetModelInfo(request, metadata=ANN).vocab_size
 
 
 @pytest.mark.parametrize("engine", ["vllm", "mlx"])
