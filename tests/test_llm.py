@@ -292,6 +292,29 @@ llm.close()
 """,
         -2,
     ),
+    "interrupted while its end is scheduled": (
+        """
+class Slow(millrace.serving.hosted.ThreadConnection):
+    async def close(self, grace):
+        await asyncio.sleep(1)
+        await super().close(grace)
+
+millrace.serving.hosted.ThreadConnection = Slow
+llm = LLM(folder)
+loop = llm._host._loop
+schedule = loop.call_soon_threadsafe
+
+def interrupted(*args, **options):
+    loop.call_soon_threadsafe = schedule
+    schedule(*args, **options)
+    print("ended", flush=True)
+    raise KeyboardInterrupt
+
+loop.call_soon_threadsafe = interrupted
+llm.close()
+""",
+        -2,
+    ),
     "interrupted at its end": (
         """
 class Interrupting(millrace.serving.hosted.ThreadConnection):

@@ -37,7 +37,9 @@ class HostedModel:
         self._engines: list[ThreadConnection] = []
         self._model: ServedModel | None = None
         self._media: MediaDesk | None = None
-        self._ending: concurrent.futures.Future[None] | None = None
+        self._leaving = False
+        self._ending: asyncio.Task[None] | None = None
+        self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="millrace-front", daemon=True)
         self._thread.start()
@@ -57,7 +59,7 @@ class HostedModel:
                         "A model does not come along into a forked process. Load it there, in one that "
                         "is started with the method 'spawn'."
                     )
-                if self._ending is not None:
+                if self._leaving:
                     raise _closed()
                 return asyncio.run_coroutine_threadsafe(self._told(work), self._loop)
         except MillraceError:
@@ -76,15 +78,25 @@ class HostedModel:
     def close(self) -> None:
         """End all of it. Where this is interrupted it goes on, and the program's end waits for it."""
         self.leave()
-        if self._ending is not None and not self._forked:
-            self._ending.result()
+        if not self._forked:
+            self._ended.result()
             self._thread.join()
 
     def leave(self) -> None:
-        """Have it end, without waiting."""
+        """Have it end, without waiting.
+
+        An interrupt may come at any place in here, so each call asks the loop again, which begins once.
+        """
         with self._lock:
-            if self._ending is None and not self._forked:
-                self._ending = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
+            if self._forked or self._ended.done():
+                return
+            self._leaving = True
+            with contextlib.suppress(RuntimeError):  # the loop closed meanwhile: it has ended
+                self._loop.call_soon_threadsafe(self._begin_end)
+
+    def _begin_end(self) -> None:
+        if self._ending is None:
+            self._ending = self._loop.create_task(self._end())
 
     @property
     def _forked(self) -> bool:
@@ -108,7 +120,7 @@ class HostedModel:
         try:
             return await work
         except asyncio.CancelledError:
-            if self._ending is not None:
+            if self._leaving:
                 raise _closed() from None
             raise
 
@@ -141,6 +153,10 @@ class HostedModel:
                 self._model.release()
             if self._media is not None:
                 self._media.release()
+        except BaseException as error:
+            self._ended.set_exception(error)
+        else:
+            self._ended.set_result(None)
         finally:
             self._loop.call_soon(self._loop.stop)
 
