@@ -18,6 +18,7 @@ from mlx_lm.utils import dequantize_model, get_total_parameters
 from millrace.config import Weights
 from millrace.models import blas
 from millrace.models.footprint import WIDENED_ON_CUDA
+from millrace.models.joint_products import join_products
 from millrace.models.quantized import flatten
 from millrace.native import LoadingNote, native, native_layers, unheard
 
@@ -55,18 +56,22 @@ def place(
     mode = resolve_weights(wanted, device)
     if wanted == "auto" and device == "cuda" and _small(model):
         mode = "bf16"
-    if mode == "keep":
-        if device == "cuda":
-            flatten(model)
-        return model
-    dtype = mx.float32 if mode == "f32" else mx.bfloat16
+    if mode != "keep":
+        _widen_all(model, mx.float32 if mode == "f32" else mx.bfloat16, device)
+    if device == "cuda":
+        flatten(model)
+        if whole:
+            join_products(model)
+    return model
+
+
+def _widen_all(model: Any, dtype: mx.Dtype, device: Device) -> None:
     # A stream is a thread on the CPU: layers are widened side by side.
     streams = [mx.new_stream(mx.default_device()) for _ in range(2)] if device == "cpu" else []
     for turn, layer in enumerate(getattr(model, "layers", None) or []):
         with mx.stream(streams[turn % 2]) if streams else contextlib.nullcontext():
             _widen(layer, dtype)
     _widen(model, dtype)
-    return model
 
 
 def _small(model: Any) -> bool:
