@@ -49,6 +49,11 @@ def _kernel(name: str, inputs: tuple[str, ...], outputs: tuple[str, ...], source
     )
 
 
+def shapes_cost() -> bool:
+    """Whether MLX's own attention makes a plan for every new shape, as it does on CUDA."""
+    return not mx.metal.is_available()
+
+
 def fits(key_size: int, value_size: int, dtype: mx.Dtype) -> bool:
     """Whether the kernels take heads of these sizes."""
     sizes = all(size % 8 == 0 and 32 <= size <= 256 for size in (key_size, value_size))

@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from millrace.paging import kernels, plain
-from millrace.paging.passes import LONG, PageGroup, PagePass
+from millrace.paging.passes import PageGroup, PagePass
 from millrace.paging.rule import AttentionRule
 from millrace.paging.self_test import HeadShape
 
@@ -224,8 +224,9 @@ class PagedLayer:
         for begin, run in at.long_runs:
             keys, values = mx.depends(list(self.paged()), [self.chain])
             some = queries[begin : begin + run.count]
-            padding = 0 if run.first else -run.count % LONG
-            part = plain.attend_run(some, keys, values, group, run, rule, padding)
+            part = plain.attend_run(
+                some, keys, values, group, run, rule, recurring=kernels.shapes_cost()
+            )
             (self.chain,) = mx.depends([self.chain], [part])
             parts.append(part)
         if at.padding:

@@ -14,15 +14,16 @@ import mlx.core as mx
 
 from millrace.paging.pool import TRASH
 
-LONG, LONG_KEYS = 256, 4096
-"""Tokens of a run, and keys that its last token sees, from which on its pages are gathered for MLX's own
-attention: the kernels read all keys once for every token. A run that begins its sequence is gathered
-whatever it sees: its shape is one of few, so that it was planned before."""
+LONG = 256
+"""Tokens of a run from which on its pages are gathered for MLX's own attention: the kernels read all keys
+once for every token."""
+LONG_BEHIND, MANY_KEYS = 64, 1024
+"""The same for runs whose last token sees many keys."""
 
 
 def is_long(first: int, count: int) -> bool:
     """Whether a run's pages are gathered for its attention."""
-    return count >= LONG and (not first or first + count >= LONG_KEYS)
+    return count >= LONG or (count >= LONG_BEHIND and first + count >= MANY_KEYS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,12 @@ from __future__ import annotations
 import mlx.core as mx
 
 from millrace.paging.passes import PageGroup, PagePass, Run
+from millrace.paging.pool import TRASH
 from millrace.paging.rule import AttentionRule
+
+RECURRING_KEYS = 256
+"""Queries and keys are padded to multiples of this where shapes are to recur: a new one costs a GPU with
+MLX's CUDA back-end about as much as a step."""
 
 
 def attend(
@@ -82,28 +87,39 @@ def attend_run(
     group: PageGroup,
     run: Run,
     rule: AttentionRule,
-    padding: int = 0,
+    *,
+    recurring: bool = False,
 ) -> mx.array:
-    """Several tokens of one sequence; with `padding`, that many more run along, so that shapes recur."""
+    """Several tokens of one sequence. With `recurring`, others run along whose results are dropped, so that
+    the shapes of queries and keys are of a small set."""
     page = keys.shape[1]
     end = run.first + run.count
     first = 0 if rule.window is None else max(0, run.first - rule.window + 1) // page
-    pages = group.table[run.sequence, first : -(-end // page)][None]
     begin = first * page
-    k, v = (_gather(pool, pages)[:, :, : end - begin] for pool in (keys, values))
+    sees_all = rule.window is None or end - begin <= rule.window
+    queries = queries.transpose(1, 0, 2)[None]
+    before = 0
+    if recurring and sees_all and not begin:
+        # Masks are aligned at the end, where queries and keys get equally many.
+        before, behind = run.first % RECURRING_KEYS, -end % RECURRING_KEYS
+        queries = mx.pad(queries, ((0, 0), (0, 0), (before, behind), (0, 0)))
+        seen = mx.arange(end + behind, dtype=mx.int32)[None] < end
+        table = mx.pad(group.table[run.sequence], (0, -(-behind // page)), constant_values=TRASH)
+        pages = table[None, : -(-(end + behind) // page)]
+        k, v = (only_seen(_gather(p, pages)[:, :, : end + behind], seen) for p in (keys, values))
+    else:
+        pages = group.table[run.sequence, first : -(-end // page)][None]
+        k, v = (_gather(pool, pages)[:, :, : end - begin] for pool in (keys, values))
     mask: mx.array | str = "causal"
-    if rule.window is not None and end - begin > rule.window:
+    if not sees_all:
+        assert rule.window is not None
         query = mx.arange(run.first, end, dtype=mx.int32)[:, None]
         place = mx.arange(begin, end, dtype=mx.int32)
         mask = (place <= query) & (place > query - rule.window)
-    queries = queries.transpose(1, 0, 2)[None]
-    if padding and isinstance(mask, str):
-        wide = ((0, 0), (0, 0), (0, padding), (0, 0))
-        queries, k, v = (mx.pad(a, wide) for a in (queries, k, v))
     found = mx.fast.scaled_dot_product_attention(
         queries, k, v, scale=rule.scale, mask=mask, sinks=rule.sinks
     )
-    return found[0, :, : run.count].transpose(1, 0, 2)
+    return found[0, :, before : before + run.count].transpose(1, 0, 2)
 
 
 def attend_masked(
