@@ -16,6 +16,8 @@ import stat
 import tempfile
 from pathlib import Path
 
+from millrace.errors import SetupError
+
 log = logging.getLogger("millrace")
 
 PREFIX = "millrun-"
@@ -44,7 +46,13 @@ class PrivateFolder:
 
 def _locked_folder() -> tuple[int, Path]:
     while True:
-        path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        try:
+            path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        except OSError as error:
+            raise SetupError(
+                f"No temporary folder can be created: {error.strerror or error}. Free space there, or set "
+                "TMPDIR to a folder that can be written."
+            ) from error
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -61,9 +69,9 @@ def _locked_folder() -> tuple[int, Path]:
 
 def sweep() -> int:
     """Remove the folders of this user's processes that ended without removing them; returns how many."""
-    removed = 0
-    place = tempfile.gettempdir()
+    removed, place = 0, "the folder of temporary files"
     try:
+        place = tempfile.gettempdir()
         names = [name for name in os.listdir(place) if name.startswith(PREFIX)]
         parent = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -16,6 +17,7 @@ import pytest
 from api import tiny_folder
 from conftest import PATIENCE, Server
 
+from millrace.errors import SetupError
 from millrace.private_folder import PREFIX, PrivateFolder, sweep
 
 OWNER = """
@@ -171,3 +173,14 @@ def test_a_server_that_was_killed_leaves_nothing_behind_the_next(
     finally:
         two.stop()
     assert [n for n in os.listdir(place) if n.startswith(PREFIX)] == []
+
+
+def test_without_room_for_a_folder_a_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "gettempdir", full)
+    monkeypatch.setattr(tempfile, "_get_default_tempdir", full)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    with pytest.raises(SetupError, match="No temporary folder can be created: .* set TMPDIR"):
+        PrivateFolder()

@@ -19,7 +19,7 @@ from millrace.serving.request import Request, seed_of
 from millrace.text.stops import parse_stops
 from millrace.text.tokenizer import Tokenizer
 
-_TOKEN = re.compile(r"[0-9]{1,10}")
+_TOKEN = re.compile(r"0|[1-9][0-9]{0,9}")
 PLAIN_SAMPLING = tuple(
     f for f in Sampling.__struct_fields__ if f not in ("logit_bias", "bad_words")
 )

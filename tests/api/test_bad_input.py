@@ -45,6 +45,7 @@ def _error(response: httpx.Response, status: int) -> dict[str, Any]:
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "messages[0].content[0]",
         ),
+        ({"messages": HELLO, "logit_bias": {"2": 1, "02": 2}}, "logit_bias"),
     ],
 )
 def test_a_bad_field_is_named(server: Server, body: dict[str, Any], param: str) -> None:
