@@ -20,7 +20,7 @@ CLIENTS ?= .venv-clients
 GATEWAY ?= .venv-gateway
 PAGE    ?= .venv-page
 
-.PHONY: help setup serve chat prove test lint unit test-heavy test-agents test-clients test-gateway demo-gateway test-page test-package test-ranks test-fuzz test-minilm bench-core hashes base-image image clean
+.PHONY: help setup serve chat prove test lint unit test-heavy test-agents test-clients test-gateway demo-gateway test-page test-package test-ranks test-fuzz test-minilm bench-core hashes wheel base-image image clean
 
 help:  ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -117,6 +117,11 @@ bench-core: setup  ## Our server against raw mlx-lm and mlx_lm.server, one table
 
 hashes: setup  ## Write packaging/hashes, what releases are installed from, after constraints.txt has changed
 	@$(BIN)/python packaging/hashes.py
+
+wheel:  ## dist/: the wheel as it is released, built by tools that are pinned with hashes
+	@rm -rf build/wheel-env && $(PYTHON) -m venv build/wheel-env
+	@build/wheel-env/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r packaging/hashes/build.txt
+	@build/wheel-env/bin/python -m pip wheel -q --disable-pip-version-check --no-index --no-deps --no-build-isolation -w dist .
 
 base-image:  ## Record which image the Dockerfile's base tag is now; needs Docker
 	@$(PYTHON) packaging/image.py resolve
