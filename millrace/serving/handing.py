@@ -134,11 +134,11 @@ class _Claim:
 
 def _fit(request: Request, model: ServedModel, origin: Origin) -> None:
     """Refuse a prompt or an answer beyond the limits; an answer whose length only a default says is cut."""
-    asked, default = request.max_tokens, model.default_limit
+    asked, defaults = request.max_tokens, (model.default_limit, request.default_tokens)
     quotas = [quota for quota in (origin.quota, model.quota) if quota is not None]
     for quota in quotas:
         quota.check_prompt(len(request.prompt))
-        if asked is not None and asked != default:
+        if asked is not None and asked not in defaults:
             quota.check_answer(asked)
     most = [limit for q in quotas if (limit := q.limits.max_answer_tokens) is not None]
     if most and not request.only_prompt:

@@ -44,6 +44,8 @@ class Request(msgspec.Struct, kw_only=True):
     n: int = 1
     max_tokens: int | None = None
     """None takes what the context window leaves."""
+    default_tokens: int | None = None
+    """The endpoint's own `max_tokens` of requests that set none."""
     window: int | None = None
     """A window smaller than the model's own, prompt and answer together."""
     only_prompt: bool = False

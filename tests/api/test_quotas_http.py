@@ -159,6 +159,13 @@ def test_answers_have_a_limit(limited: Server) -> None:
     for said, made in (({"max_tokens": 8}, 8), ({}, 8), ({"max_tokens": 3}, 3)):
         answer = _ask(limited, "sk-cat", body | said).json()
         assert answer["usage"]["completion_tokens"] == made
+    generate = {"model": "narrow", "text": "Once"}
+    for said, status in (({}, 200), ({"max_new_tokens": 129}, 400), ({"max_new_tokens": 8}, 200)):
+        sampling = {"sampling_params": {"ignore_eos": True} | said}
+        generated = _ask(limited, "sk-cat", generate | sampling, "/generate")
+        assert generated.status_code == status
+        if status == 200:
+            assert generated.json()["meta_info"]["completion_tokens"] == 8
     chat = {"model": "narrow", "messages": [{"role": "user", "content": "x"}], "stream": False}
     options = {"options": {"num_predict": 50}}
     assert _ask(limited, "sk-cat", chat | options, "/api/chat").status_code == 400

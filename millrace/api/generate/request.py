@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from millrace.api.body import refuse, unknown
 from millrace.api.generate.schema import (
+    DEFAULT_TOKENS,
     KNOWN_SAMPLING,
     REFUSED_SAMPLING,
     GenerateRequest,
@@ -192,6 +193,7 @@ def _request(id: str, prompt: list[int], wire: SamplingParams, model: ServedMode
     )
     request = Request(id=id, prompt=prompt, grammar=model.form(demand))
     fill(request, wishes_of(wire, **_NAMES), model, _HERE)
+    request.default_tokens = DEFAULT_TOKENS
     if wire.max_new_tokens is None:
         request.max_tokens = None
     return request

@@ -29,6 +29,8 @@ from millrace.serving.ranges import (
     WideTop,
 )
 
+DEFAULT_TOKENS = 128
+"""SGLang's own default."""
 Start = Annotated[int, Meta(ge=-1, le=MOST)]
 
 
@@ -42,8 +44,8 @@ class SamplingParams(OwnFields, kw_only=True):
     repetition_penalty: RepetitionPenalty | None = None
     logit_bias: Biases | None = None
     bad_words: BadWords | None = None
-    max_new_tokens: Count | None = 128
-    """SGLang's own default; null takes what the context window leaves."""
+    max_new_tokens: Count | None = DEFAULT_TOKENS
+    """null takes what the context window leaves."""
     min_new_tokens: Count | None = None
     stop: StopText | list[StopText] | None = None
     stop_token_ids: TokenIds | None = None
