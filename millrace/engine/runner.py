@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import msgspec
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from millrace.cache.segments import CopiedSegments, Segments
 from millrace.cache.sizes import StateSizes
@@ -103,6 +103,11 @@ class Runner:
         assert paged is not None
         self._paged: NativePagedModel | MlxPagedModel = paged
         self.cost: StateCost = replace(cost_of(used), page=paged.page)
+        if not paged.windows:
+            # Caches of the model's own, which grow by this many tokens from wherever they end.
+            step = KVCache.step
+            flat = self.cost.flat + self.cost.per_token * step
+            self.cost = replace(self.cost, page=step, flat=flat)
         self._pools = [PagePool(1) for _ in paged.windows]
         self._sequences: dict[int, _Held] = {}
         self.limit = 1 << 62
@@ -355,6 +360,9 @@ class Runner:
     # The prefix cache's view
 
     def _read(self, number: int, layer: int, begin: int, end: int) -> tuple[mx.array, mx.array]:
+        if None not in self._paged.windows:
+            assert self._mlx is not None
+            return self._mlx.read_own(number, layer, begin, end)
         page = self._paged.page
         table = self._sequences[number].tables[self.group_of_whole]
         first = begin // page

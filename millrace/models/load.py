@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -116,7 +118,7 @@ def _loaded(
 
         model, settings = load_vision(path, family)
     else:
-        model, settings = load_model(path, lazy=True, trust_remote_code=config.trust_remote_code)
+        model, settings = _own_classes(path, config.trust_remote_code)
     whole = config.group is None
     if not whole:
         _split(model, settings, config, meet)
@@ -126,6 +128,20 @@ def _loaded(
         _read_layers(getattr(model, "layers", None) or [], note)
     mx.eval(model.parameters())
     return model, settings
+
+
+def _own_classes(path: Path, trust_remote_code: bool) -> tuple[Any, Any]:
+    """The model of mlx-lm's classes, and its settings."""
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            model, settings = load_model(path, lazy=True, trust_remote_code=trust_remote_code)
+            return model, settings
+    except SystemExit as error:
+        # A file of a model that misses a package prints which one, and ends the process.
+        said = error.code if isinstance(error.code, str) else printed.getvalue().strip()
+        reason = said or f"it ended with status {error.code}"
+        raise ModelError(f"The code of the model in {path} gave up: {reason}") from error
 
 
 def _split(

@@ -84,6 +84,11 @@ class PagedLayer:
         at.lend(keys, values, self)
         return keys, values
 
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """The same once more, for a layer that has no keys of its own."""
+        at = self._current.at
+        return self._gathered(at) if self.gathers else at.lent_by(self)
+
     def make_mask(
         self, count: int, return_array: bool = False, window_size: int | None = None
     ) -> Any:

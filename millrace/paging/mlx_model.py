@@ -128,6 +128,14 @@ class MlxPagedModel:
         found: tuple[mx.array, mx.array] = self._paged.layers[layer].read(pages, begin, end)
         return found
 
+    def read_own(
+        self, sequence: int, layer: int, begin: int, end: int
+    ) -> tuple[mx.array, mx.array]:
+        """The same of a layer that keeps them in a cache of the model's own."""
+        own = self._paged.own(sequence)[layer]
+        keys, values = (mx.contiguous(a[:, :, begin:end]) for a in (own.keys, own.values))
+        return keys, values
+
     def write(
         self, layer: int, pages: Sequence[int], begin: int, keys: mx.array, values: mx.array
     ) -> None:

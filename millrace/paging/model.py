@@ -3,12 +3,14 @@
 What a model can do is found by asking it. Where all its layers page and all its attention goes through the
 seam, every token is a row of one flat pass. Where some layers keep state of their own or attend in their
 own way, prompts run one sequence a pass, and sequences that are being answered run as rows of another.
-Where a layer's state is of a class that cannot be batched, every sequence runs by itself.
+Where a layer's state is of a class that cannot be batched, every sequence runs by itself. Where the logits
+are others than those that the model computes with caches of its own, it keeps those caches.
 """
 
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,12 +32,18 @@ from millrace.paging.seam import SEAM
 from millrace.paging.self_test import HeadShape, kernels_agree
 from millrace.paging.states import StateLayer
 
+log = logging.getLogger("millrace.models")
+
 _TRIAL = -2
 """The sequence that models are tried with, and those below it."""
 _TRIAL_PAGES = 4
 _ALIKE = 0.05
 """By how much of the largest logit those of the same token may differ in rows and alone: bfloat16 differs
 by a hundredth, a wrong mask by more than the logit itself."""
+_OTHER = 0.1
+"""The same for a sequence on pages and in caches of the model's own, where nothing is one row of several
+and a router of experts may choose others by a last digit."""
+_PROMPT = [1, 2, 3, 1, 1, 3, 2, 2, 1, 3, 3, 2]
 
 
 class PagedModel:
@@ -64,9 +72,12 @@ class PagedModel:
         """By sequence, the caches of layers that are neither paged nor arrays."""
         self._choice = choose_in(model)
         SEAM.install(model)
-        self.batching = self._agreed(self._probe(pages))
-        if kernels:
-            self._use_kernels()
+        self.batching = Batching.SINGLE
+        if self._suits_pages(pages):
+            if kernels:
+                self._use_kernels()
+        else:
+            self._keep_own_caches()
 
     def _use_kernels(self) -> None:
         """Have GPU kernels write and read the pages of layers for which they give what plain operations
@@ -210,6 +221,44 @@ class PagedModel:
 
     # What the model can do.
 
+    def _suits_pages(self, pages: int) -> bool:
+        """Whether the model comes to the same logits on pages as with its own caches."""
+        if self._group is not None:
+            self.batching = self._agreed(self._probe(pages))
+            return True
+        try:
+            self.batching = self._probe(pages)
+            error = self._error()
+        except Exception as problem:  # whatever a model raises
+            log.warning("the model cannot keep its state in pages: %s", problem)
+            return False
+        if error < _OTHER:
+            return True
+        log.warning("on pages the model's logits differ by %.0f %%", 100 * error)
+        return False
+
+    def _error(self) -> float:
+        """How far the logits on pages are from those with the model's own caches."""
+        *prompt, last = _PROMPT[: self.page * (_TRIAL_PAGES - 1)]
+        own = make_prompt_cache(self.model)
+        self.model(mx.array([prompt], mx.int32), cache=own)
+        want = self.model(mx.array([[last]], mx.int32), cache=own).reshape(-1)
+        table = list(range(1, _TRIAL_PAGES))
+        try:
+            self._try(prompt, table)
+            at = run_pass(Run(0, len(prompt), 1), [[table] for _ in self.windows], self.page)
+            found = self.run(mx.array([[last]], mx.int32), at, [_TRIAL])
+            return _difference(found.reshape(-1), want)
+        finally:
+            self.drop(_TRIAL)
+
+    def _keep_own_caches(self) -> None:
+        """Keep every sequence in caches of the model's own, and run each by itself."""
+        log.warning("sequences of this model run one by one")
+        self.batching = Batching.SINGLE
+        self._layers = make_prompt_cache(self.model)
+        self.windows = []
+
     def _probe(self, pages: int) -> Batching:
         """See which layers attend through the seam, and whether rows may have places of their own."""
         attended = self._attended(1)
@@ -268,10 +317,9 @@ class PagedModel:
             tokens = mx.ones((len(prompts), 1), mx.int32)
             found = self.run(tokens, PagePass(runs, groups, len(prompts), 1), names)
             want = mx.stack(alone)
-            error = mx.abs(found - want).max() / mx.maximum(mx.abs(want).max(), 1e-6)
             # Ranks beside the first have no logits to compare.
             follows = self._group is not None and self._group.rank() > 0
-            return float(error.item()) < _ALIKE or follows
+            return _difference(found, want) < _ALIKE or follows
         except Exception:  # whatever a model raises
             return False
         finally:
@@ -284,6 +332,12 @@ class PagedModel:
         logits = self.run(mx.array([prompt], mx.int32), at, [name])
         mx.eval(logits, [layer.state for layer in self._kept])
         return logits
+
+
+def _difference(found: mx.array, want: mx.array) -> float:
+    """The largest difference of logits, as a part of the largest logit."""
+    error = mx.abs(found - want).max() / mx.maximum(mx.abs(want).max(), 1e-6)
+    return float(error.item())
 
 
 _NOT_PAGED = -1

@@ -101,6 +101,13 @@ class PagePass:
         lent = self._lent.get(id(keys))
         return lent[2] if lent is not None and lent[1] is values else None
 
+    def lent_by(self, layer: object) -> tuple[mx.array, mx.array]:
+        """What a layer has returned in this pass."""
+        for keys, values, lender in self._lent.values():
+            if lender is layer:
+                return keys, values
+        raise RuntimeError("A layer is asked for keys before it has any.")
+
     @cached_property
     def places(self) -> mx.array:
         """Each token's place in its sequence."""

@@ -171,7 +171,7 @@ def preempted(subject: Subject, folder: Path) -> str | None:
     )
     for i, prompt in enumerate(prompts):
         assert generated[i, 0] == greedy_alone(subject.model, prompt, count)
-    if not cost.per_token:
+    if not cost.per_token or starts == ends:
         return NONE
     assert bench.again, "nothing was pre-empted"
     return None

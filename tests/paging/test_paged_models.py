@@ -35,6 +35,10 @@ BATCHING = {
     "gemma2": Batching.SINGLE,
     # Its chunks are counted from one start for all rows.
     "llama4": Batching.SINGLE,
+    # Some layers have no keys of their own and use those of others.
+    "gemma3n": Batching.FLAT,
+    # Such layers find their place by how many keys there are, which pages round up.
+    "afm7": Batching.SINGLE,
 }
 
 

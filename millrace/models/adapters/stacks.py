@@ -51,7 +51,7 @@ class AdapterStacks:
             if id(layer) in inner:
                 continue
             layer = wrapped.get(id(layer), layer)
-            if isinstance(layer, nn.Linear | nn.QuantizedLinear) or _own_shape(layer) is not None:
+            if _is_linear(layer) or _own_shape(layer) is not None:
                 outer = name.removesuffix(_INNER)
                 yield outer if outer in choosing else name, layer
 
@@ -198,8 +198,11 @@ class Stacks:
         return int(self.a.nbytes + self.b.nbytes)
 
 
+_PARAMETERS = frozenset({"weight", "bias", "scales", "biases"})
+
+
 class AdaptedLinear(nn.Module):  # type: ignore[misc]
-    """In the place of a linear layer that adapters change."""
+    """In the place of a linear layer that adapters change, whose parameters a model may look at and set."""
 
     def __init__(self, base: nn.Module, owner: AdapterStacks, choice: Any = None) -> None:
         """`choice` says whether it is run on the wanted tokens alone, where that can be."""
@@ -208,6 +211,15 @@ class AdaptedLinear(nn.Module):  # type: ignore[misc]
         self.stacks: Stacks | None = None
         self._owner = owner
         self._choice = choice
+
+    def __getattr__(self, key: str) -> Any:
+        return getattr(self.base, key) if key in _PARAMETERS else super().__getattr__(key)
+
+    def __setattr__(self, key: str, value: Any) -> None:
+        if key in _PARAMETERS:
+            setattr(self.base, key, value)
+        else:
+            super().__setattr__(key, value)
 
     def __call__(self, x: mx.array) -> mx.array:
         y: mx.array = self.base(x)
@@ -237,6 +249,12 @@ def _array(values: Floats, dtype: mx.Dtype) -> mx.array:
     if dtype == mx.float16 and np.abs(values).max() > _MOST_HALF:
         raise AdapterError("The adapter's values are too large for this model's float16.")
     return mx.array(values).astype(dtype)
+
+
+def _is_linear(layer: Any) -> bool:
+    """Whether a layer is a plain product; linear layers of a model's own kind may return several arrays."""
+    ours = type(layer).__module__.startswith(("mlx.", "millrace."))
+    return ours and isinstance(layer, nn.Linear | nn.QuantizedLinear)
 
 
 def _own_shape(layer: Any) -> Shape | None:

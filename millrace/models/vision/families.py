@@ -14,6 +14,7 @@ from typing import Any
 
 from millrace.errors import ModelError
 from millrace.models.files import reads_folder
+from millrace.models.mlx_lm_kinds import has_class
 from millrace.models.window import is_candidate, read_config
 
 log = logging.getLogger("millrace.models")
@@ -80,7 +81,7 @@ def family_of(settings: dict[str, Any], folder: Path | None = None) -> Family | 
     if not isinstance(kind, str) or not sees(settings):
         return None
     family = _BY_TYPE[kind.lower()] if is_proven(settings) else None
-    text = _known_to_mlx_lm(kind)
+    text = has_class(kind)
     if family is None:
         if text:
             log.warning("pictures are refused: models of the kind %s are served as text only", kind)
@@ -131,12 +132,3 @@ def merge_size(settings: dict[str, Any]) -> int:
     """Patches of a grid's side that become one token."""
     found = (settings.get("vision_config") or {}).get("spatial_merge_size", 2)
     return found if isinstance(found, int) and found > 0 else 2
-
-
-def _known_to_mlx_lm(kind: str) -> bool:
-    if not kind.replace("_", "").isalnum():
-        return False
-    # To look for a module of a package is to import the package, and MLX with it.
-    package = importlib.util.find_spec("mlx_lm")
-    origin = package.origin if package is not None else None
-    return origin is not None and (Path(origin).parent / "models" / f"{kind}.py").is_file()
