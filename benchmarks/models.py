@@ -34,7 +34,7 @@ from millrace.models.resolve import resolve
 from millrace.models.window import read_config
 from millrace.serving.catalogue import ModelSpec
 from millrace.serving.metrics import Metrics
-from millrace.serving.opening import Opening, Workplace
+from millrace.serving.model_launcher import ModelLauncher, Workplace
 
 PATIENCE = 240.0
 KV, CACHE = 64 << 20, 32 << 20
@@ -160,9 +160,9 @@ async def _ready(http: httpx.AsyncClient, server: Child) -> None:
 
 def limit_for(folders: dict[str, Path], holds: int) -> int:
     """Memory that has room for any so many of them, and for no more."""
-    opening = Opening(Workplace(), Metrics(), idle=1.0, max_queue=1)
+    launcher = ModelLauncher(Workplace(), Metrics(), idle=1.0, max_queue=1)
     needs = sorted(
-        opening.need(
+        launcher.need(
             ModelSpec(engine=EngineConfig(model=str(f), name=n, kv_memory=KV, cache_memory=CACHE))
         ).smallest
         for n, f in folders.items()

@@ -28,11 +28,11 @@ from millrace.protocol import Encoded
 from millrace.serving.drafts import specprefill_of, with_draft
 from millrace.serving.encodings import EncodingRun, numbers
 from millrace.serving.fold import fold
-from millrace.serving.hosted import HostedModel
+from millrace.serving.local_model import LocalModel
 from millrace.serving.pictures import prepared
 from millrace.serving.request import Request
 from millrace.serving.running import Running
-from millrace.serving.wishes import Wishes, fill
+from millrace.serving.sampling_fields import SamplingFields, fill
 from millrace.text.conversation import Conversation, turn_of
 from millrace.text.deltas import Content, Delta
 from millrace.text.inputs import Cut
@@ -102,7 +102,7 @@ class LLM:
             ),
             specprefill=specprefill_of(*sparse),
         )
-        self._host = HostedModel(with_draft(config))
+        self._host = LocalModel(with_draft(config))
         self._model = self._host.model
         # One that nobody holds any more ends; whoever collects it does not wait for that.
         weakref.finalize(self, self._host.leave).atexit = False
@@ -316,9 +316,9 @@ class LLM:
 
     def _filled(self, request: Request, options: dict[str, Any]) -> Request:
         model = self._model
-        wishes = {k: options.pop(k) for k in list(options) if k in Wishes.__struct_fields__}
-        wishes["logit_bias"] = {str(k): v for k, v in (wishes.get("logit_bias") or {}).items()}
-        fill(request, Wishes(**wishes), model)
+        fields = {k: options.pop(k) for k in list(options) if k in SamplingFields.__struct_fields__}
+        fields["logit_bias"] = {str(k): v for k, v in (fields.get("logit_bias") or {}).items()}
+        fill(request, SamplingFields(**fields), model)
         for name, value in options.items():
             if name not in Request.__struct_fields__:
                 raise TypeError(f"generate() has no option '{name}'")

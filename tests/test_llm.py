@@ -259,20 +259,20 @@ with LLM(folder) as llm:
     ),
     "interrupted while it loads": (
         """
-class Interrupting(millrace.serving.hosted.ThreadConnection):
+class Interrupting(millrace.serving.local_model.ThreadConnection):
     def __init__(self, config):
         super().__init__(config)
         print("ended", flush=True)
         interrupt()
 
-millrace.serving.hosted.ThreadConnection = Interrupting
+millrace.serving.local_model.ThreadConnection = Interrupting
 LLM(folder)
 """,
         -2,
     ),
     "interrupted while it is closed": (
         """
-class Interrupting(millrace.serving.hosted.ThreadConnection):
+class Interrupting(millrace.serving.local_model.ThreadConnection):
     closing = False
 
     async def close(self, grace):
@@ -283,7 +283,7 @@ class Interrupting(millrace.serving.hosted.ThreadConnection):
             await asyncio.sleep(0.2)
         await super().close(grace)
 
-millrace.serving.hosted.ThreadConnection = Interrupting
+millrace.serving.local_model.ThreadConnection = Interrupting
 llm = LLM(folder)
 threads = [threading.Thread(target=read, daemon=True) for _ in range(3)]
 for thread in threads:
@@ -294,12 +294,12 @@ llm.close()
     ),
     "interrupted while its end is scheduled": (
         """
-class Slow(millrace.serving.hosted.ThreadConnection):
+class Slow(millrace.serving.local_model.ThreadConnection):
     async def close(self, grace):
         await asyncio.sleep(1)
         await super().close(grace)
 
-millrace.serving.hosted.ThreadConnection = Slow
+millrace.serving.local_model.ThreadConnection = Slow
 llm = LLM(folder)
 loop = llm._host._loop
 schedule = loop.call_soon_threadsafe
@@ -317,14 +317,14 @@ llm.close()
     ),
     "interrupted at its end": (
         """
-class Interrupting(millrace.serving.hosted.ThreadConnection):
+class Interrupting(millrace.serving.local_model.ThreadConnection):
     async def close(self, grace):
         print("ended", flush=True)
         interrupt()
         await asyncio.sleep(0.5)
         await super().close(grace)
 
-millrace.serving.hosted.ThreadConnection = Interrupting
+millrace.serving.local_model.ThreadConnection = Interrupting
 llm = LLM(folder)
 threading.Thread(target=read, daemon=True).start()
 """,
@@ -365,7 +365,9 @@ print("ended", flush=True)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_may_end_under_an_engine_that_works(folder: Path, name: str) -> None:
     program, status = PROGRAMS[name]
-    imports = "import asyncio, atexit, os, signal, sys, threading\nimport millrace.serving.hosted"
+    imports = (
+        "import asyncio, atexit, os, signal, sys, threading\nimport millrace.serving.local_model"
+    )
     text = f"{imports}\nfrom millrace import LLM\nfolder = {str(folder)!r}\n{BUSY}\n{program}"
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120)
     assert done.stdout.startswith("ended\n"), done.stderr

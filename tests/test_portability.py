@@ -32,7 +32,7 @@ device.configure()
 
 _FRONT = """
 import sys
-import millrace.cli.app, millrace.api.app, millrace.api.server, millrace.serving.opening
+import millrace.cli.app, millrace.api.app, millrace.api.server, millrace.serving.model_launcher
 import millrace.rpc.localai.server, millrace.rpc.localai.inside
 heavy = ("mlx", "mlx_lm", "mlx_vlm", "transformers", "torch")
 loaded = [m for m in sys.modules if m.split(".")[0] in heavy]

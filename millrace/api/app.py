@@ -24,9 +24,9 @@ from millrace.api.ollama import routes as ollama
 from millrace.api.openai import chat, completions, models
 from millrace.api.openapi import routes as openapi
 from millrace.api.openapi.routing import flat
+from millrace.api.request_pacing import RequestPacingMiddleware
 from millrace.api.responses import compact, conversations, create, stored
-from millrace.api.stripped import StrippedHeader
-from millrace.api.turnstile import TurnstileMiddleware
+from millrace.api.stripped_header import StrippedHeader
 from millrace.api.web import pages
 from millrace.errors import BadRequest, MethodNotAllowed, MillraceError, NotFound, RequestFailed
 
@@ -68,7 +68,7 @@ def create_app(context: Context) -> FastAPI:
         app.add_middleware(StrippedHeader)
     middleware.install(app, context)
     app.add_middleware(TrimMiddleware)
-    app.add_middleware(TurnstileMiddleware)
+    app.add_middleware(RequestPacingMiddleware)
     app.add_middleware(BarePathMiddleware, own=[route.path for route in flat(app.routes)])
     app.add_exception_handler(MillraceError, errors.respond)
     app.add_exception_handler(HTTPException, _http_error)

@@ -22,7 +22,7 @@ from millrace.serving.keys import Caller, Keys
 from millrace.serving.metrics import Metrics
 from millrace.serving.quotas import Quotas, key_quotas
 from millrace.serving.registry import Registry
-from millrace.serving.warming import WarmUpLine
+from millrace.serving.warm_prompts import WarmUpLine
 
 
 @dataclass(frozen=True)

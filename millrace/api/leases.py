@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from millrace.api.context import context_of
 from millrace.durations import seconds_of
 from millrace.errors import BadRequest
-from millrace.serving.giving import Gives
+from millrace.serving.capability import Gives
 from millrace.serving.instance import Lease
 from millrace.serving.model import ServedModel
 from millrace.serving.registry import UNSAID

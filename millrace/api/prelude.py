@@ -19,7 +19,7 @@ from millrace.api.fields import foreign
 from millrace.api.leases import STAYS, kept_for, leased
 from millrace.errors import BadRequest, MillraceError
 from millrace.serving.batches import PromptCount, check_count
-from millrace.serving.giving import Gives
+from millrace.serving.capability import Gives
 from millrace.serving.ignored import HEADER, in_a_header
 from millrace.serving.model import ServedModel
 from millrace.serving.registry import UNSAID

@@ -20,12 +20,12 @@ from typing import Any, Protocol
 
 import uvicorn
 
-from millrace import descriptors, garbage
+from millrace import descriptors, gc_settings
 from millrace.api.app import create_app
 from millrace.api.body import READ_AND_DROPPED
+from millrace.api.cache_warming import warm_up
 from millrace.api.connections import ConnectionCount, counted_protocol
 from millrace.api.context import Context
-from millrace.api.warming import warm_up
 from millrace.errors import EngineUnavailable, MillraceError
 from millrace.fair_executor import FairExecutor
 from millrace.serving.registry import Registry
@@ -162,7 +162,7 @@ async def _watch(context: Context, server: uvicorn.Server, on_ready: Callable[[]
             await instance.settled.wait()
             if instance.failure is not None and len(first) == 1:
                 raise instance.failure
-        garbage.settle()
+        gc_settings.settle()
         on_ready()
         if context.warm:
             for instance in first:

@@ -134,13 +134,13 @@ class PrefixIndex:
     def restore(
         self,
         out: Operations,
-        job: int,
+        prefill: int,
         salt: str,
         tokens: Sequence[int],
         ticket: int | None,
         now: float,
     ) -> Restored | None:
-        """Give a prompt's job the longest prefix that is in memory, one token always left to run."""
+        """Give a prefill the longest prefix that is in memory, one token always left to run."""
         read = self._disk.tokens(ticket)
         self._disk.abandon(ticket)
         best = self._look_up(salt, tokens, memory_only=True)
@@ -156,7 +156,7 @@ class PrefixIndex:
         if stored := tuple(n.id for n in path if n.stored):
             out.append(TouchDisk(stored))
         ids = tuple(n.id for n in path)
-        out.append(Restore(job, best.at, ids, *((holder.id, holder.end) if holder else (0, 0))))
+        out.append(Restore(prefill, best.at, ids, *((holder.id, holder.end) if holder else (0, 0))))
         read = min(read, best.at)
         hit = _kind(best, len(tokens), read)
         self._hits[hit] += 1

@@ -2,7 +2,7 @@
 
 Numbers and strings only: a list of operations can be recorded, sent to another rank and carried out
 again. Nodes are named by the index's ids. A source is whoever has the state at hand: a row of the
-batch or a prompt's job, by the engine's own number.
+batch or a prefill, by the engine's own number.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 class Source(msgspec.Struct, frozen=True, array_like=True):
     """Whose state it is; the executor finds the caches by the number."""
 
-    kind: Literal["row", "job"]
+    kind: Literal["row", "prefill"]
     number: int
 
 
@@ -71,13 +71,13 @@ class EvictState(Operation, frozen=True):
 
 
 class Restore(Operation, frozen=True):
-    """Make the caches of a job after its first `at` tokens.
+    """Make the caches of a prefill after its first `at` tokens.
 
     The nodes' segments follow each other from the first token and hold at least `at`. The holder
     (0: none is needed) has the checkpoint, made after `holder_at` tokens and cut back to `at`.
     """
 
-    job: int
+    prefill: int
     at: int
     nodes: tuple[int, ...]
     holder: int = 0

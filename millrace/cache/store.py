@@ -133,7 +133,7 @@ class SegmentStore:
         self, operation: Operation, source: StateSource | None = None
     ) -> RestoredState | None:
         """Carry out one operation. Keep and KeepState need the source; Restore returns the state
-        of the job."""
+        of the prefill."""
         match operation:
             case Keep(node=node, start=start, end=end):
                 assert source is not None

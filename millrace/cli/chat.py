@@ -2,7 +2,7 @@
 
 `Terminal` asks, shows and carries out commands. What a conversation is lives in
 `millrace.cli.conversation`, how messages are typed in `millrace.cli.typed`, and how answers are shown in
-`millrace.cli.answers_shown`. Without a server at hand, one is started for the while.
+`millrace.cli.answer_display`. Without a server at hand, one is started for the while.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 import typer
 
 from millrace.cli import local_servers
-from millrace.cli.answers_shown import MarkdownAnswer, PlainAnswer, ShownAnswer
+from millrace.cli.answer_display import AnswerDisplay, MarkdownAnswer, PlainAnswer
 from millrace.cli.chat_limits import DEFAULT_MAX_TOKENS, ChatLimits, limits_for
 from millrace.cli.completion import fetchable_names
 from millrace.cli.conversation import (
@@ -216,7 +216,7 @@ class Terminal:
 
     def _answer(self) -> None:
         text, usage, finish, start, first = "", ReplyUsage(), "", time.monotonic(), 0.0
-        shown: ShownAnswer = PlainAnswer(self.console, thoughts=self.interactive)
+        shown: AnswerDisplay = PlainAnswer(self.console, thoughts=self.interactive)
         if self.interactive and self.console.is_terminal and not self._plain:
             shown = MarkdownAnswer(self.console)
         failure: MillraceError | None = None

@@ -23,8 +23,8 @@ from millrace.models.fetch import Progress
 from millrace.models.resolve import resolve
 from millrace.serving.catalogue import Catalogue, ModelSpec
 from millrace.serving.drafts import specprefill_of, with_draft
-from millrace.serving.listening import bind
-from millrace.serving.opening import check_defaults
+from millrace.serving.listener import bind
+from millrace.serving.model_launcher import check_defaults
 from millrace.text.conversation import Conversation
 from millrace.text.formats import by_name, thought_by_name
 

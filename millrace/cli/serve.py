@@ -9,10 +9,10 @@ from typing import Annotated, get_args
 import typer
 
 from millrace.cli import access_options as access
+from millrace.cli import log_options as telling
 from millrace.cli import rank_options
 from millrace.cli import sampling_options as sampling
 from millrace.cli import specprefill as specprefill_options
-from millrace.cli import telling_options as telling
 from millrace.cli.completion import fetchable_names
 from millrace.cli.panels import add_in_panels
 from millrace.cli.settings import keys_of, tables_of, use_file

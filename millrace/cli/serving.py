@@ -35,16 +35,16 @@ async def run(config: ServeConfig, catalogue: Catalogue, first: list[ModelSpec])
     from millrace.models.footprint import device_budget
     from millrace.occupancy import occupy
     from millrace.serving.adapters import AdapterLibrary
-    from millrace.serving.announcing import Announcer
+    from millrace.serving.announcer import Announcer
     from millrace.serving.documents import DocumentDesk
-    from millrace.serving.listening import bind
+    from millrace.serving.listener import bind
     from millrace.serving.media import MediaDesk
     from millrace.serving.memory import OtherServers
     from millrace.serving.metrics import Metrics
-    from millrace.serving.opening import Opening, Workplace, check_defaults
+    from millrace.serving.model_launcher import ModelLauncher, Workplace, check_defaults
     from millrace.serving.quotas import key_quotas, model_quotas
     from millrace.serving.registry import Registry
-    from millrace.serving.warming import read_file
+    from millrace.serving.warm_prompts import read_file
     from millrace.text.volatile import Volatile
 
     # What is wrong with these is said before anything costly starts.
@@ -77,7 +77,7 @@ async def run(config: ServeConfig, catalogue: Catalogue, first: list[ModelSpec])
         metrics = Metrics(config.metrics_names)
         quotas = key_quotas(config.api_keys, config.rate_requests, config.rate_tokens)
         adapters = AdapterLibrary()
-        opening = Opening(
+        launcher = ModelLauncher(
             workplace,
             metrics,
             idle=config.keep_alive,
@@ -89,7 +89,7 @@ async def run(config: ServeConfig, catalogue: Catalogue, first: list[ModelSpec])
         )
         registry = Registry(
             catalogue,
-            opening,
+            launcher,
             metrics,
             limit=config.memory or whole,
             max_waiting=config.max_waiting,

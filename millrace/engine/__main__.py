@@ -13,7 +13,7 @@ import sys
 import threading
 from typing import NoReturn
 
-from millrace import garbage
+from millrace import gc_settings
 from millrace.engine.build import build
 from millrace.engine.process import begin
 from millrace.engine.transport import SocketTransport
@@ -35,7 +35,7 @@ def main() -> None:
         transport.send(Failed(error.code, error.message))
         transport.close()
         _end(EXIT_CANNOT_START)
-    garbage.settle()
+    gc_settings.settle()
     engine.run()
     transport.close()
     _end(0)

@@ -15,9 +15,9 @@ from millrace.engine.loop import Closing, Engine, Journal
 from millrace.engine.memory import Budget
 from millrace.engine.runner import Runner
 from millrace.engine.sampler import Sampler
-from millrace.engine.sights import Sights
 from millrace.engine.specprefill.draft import DraftModel
 from millrace.engine.transport import Transport
+from millrace.engine.vision_inputs import VisionInputs
 from millrace.flight import FlightRecorder, NullRecorder
 
 if TYPE_CHECKING:
@@ -80,9 +80,9 @@ def assemble(
         scorings=draft.scorings if draft is not None else None,
     )
     runner.limit = budget.limit + (index.memory if index is not None else 0)
-    sights = Sights(runner.model)
+    vision_inputs = VisionInputs(runner.model)
     adapters = Adapters(runner.adapters, adapter_room, no_adapters)
-    made = runner, sampler, adapters, sights, grammars, store, recorder, vocabulary
+    made = runner, sampler, adapters, vision_inputs, grammars, store, recorder, vocabulary
     executor = executes(*made, draft.scorer if draft is not None else None)
     return Engine(
         decider,
@@ -92,7 +92,7 @@ def assemble(
         store,
         recorder,
         adapters=adapters,
-        sights=sights,
+        vision_inputs=vision_inputs,
         journal=journal,
         closing=closing,
         closed=closed,

@@ -43,7 +43,7 @@ class Pending:
     """Row by row, where they could not be drawn as one, with what went wrong."""
 
 
-class Prefill(NamedTuple):
+class PrefillChunk(NamedTuple):
     """The next tokens of a prompt in a pass."""
 
     number: int
@@ -98,7 +98,7 @@ class Batch:
         self._drafts, self._pending = [], []
         self._sampler.changed()
 
-    def forward(self, drafts: Sequence[list[int]], prompts: Sequence[Prefill] = ()) -> None:
+    def forward(self, drafts: Sequence[list[int]], prompts: Sequence[PrefillChunk] = ()) -> None:
         """Launch the model on every row's last token and its draft tokens, and on prompts beside them."""
         assert self._last is not None
         drafted = list(map(list, drafts)) if any(drafts) else [[] for _ in self.rows]

@@ -6,7 +6,7 @@ from millrace.cache.index import PrefixIndex
 from millrace.cache.observations import AnyObservation
 from millrace.cache.operations import Source
 from millrace.cache.residency import Operations
-from millrace.engine.books import Job, Seat
+from millrace.engine.sequences import Prefill, Sequence
 
 
 class CacheUse:
@@ -17,95 +17,99 @@ class CacheUse:
         self._uncut = uncut
         """Some of the model's state is kept at places only."""
 
-    def expect(self, job: Job, out: Operations) -> None:
+    def expect(self, prefill: Prefill, out: Operations) -> None:
         """A prompt has come: see what is known of it, and begin to read what is on disk."""
-        self._pause(job)
-        if not job.wants_logprobs:
-            job.known = self.index.known(job.salt, _reusable(job))
-            job.ticket = self.index.fetch(out, job.salt, _reusable(job))
-            job.blocked = self.index.waits(job.ticket)
+        self._pause(prefill)
+        if not prefill.wants_logprobs:
+            prefill.known = self.index.known(prefill.salt, _reusable(prefill))
+            prefill.ticket = self.index.fetch(out, prefill.salt, _reusable(prefill))
+            prefill.blocked = self.index.waits(prefill.ticket)
 
-    def narrowed(self, job: Job) -> None:
+    def narrowed(self, prefill: Prefill) -> None:
         """Some of the prompt is left out, of which nothing had been known."""
-        self._pause(job)
-        job.known = min(job.known, job.exact)
+        self._pause(prefill)
+        prefill.known = min(prefill.known, prefill.exact)
 
-    def _pause(self, job: Job) -> None:
+    def _pause(self, prefill: Prefill) -> None:
         if self._uncut:
-            last = min(len(job.tokens) - 1, job.exact)
+            last = min(len(prefill.tokens) - 1, prefill.exact)
             steps = range(self._every, last, self._every)
-            boundaries = [b for b in job.request.boundaries if b < last]
-            job.pauses = sorted({*steps, *boundaries, last})
+            boundaries = [b for b in prefill.request.boundaries if b < last]
+            prefill.pauses = sorted({*steps, *boundaries, last})
 
     def observe(
-        self, events: list[AnyObservation], jobs: list[Job], out: Operations, now: float
+        self, events: list[AnyObservation], prefills: list[Prefill], out: Operations, now: float
     ) -> None:
         """Learn what the disk has brought, for those that wait for it too."""
         for event in events:
             self.index.observe(out, event, now)
-        for job in jobs:
-            job.blocked = job.blocked and self.index.waits(job.ticket)
+        for prefill in prefills:
+            prefill.blocked = prefill.blocked and self.index.waits(prefill.ticket)
 
-    def begin(self, job: Job, out: Operations, now: float) -> None:
+    def begin(self, prefill: Prefill, out: Operations, now: float) -> None:
         """A prompt is about to run: what is known need not be."""
-        found = self.index.restore(out, job.number, job.salt, _reusable(job), job.ticket, now)
-        job.ticket = None
+        found = self.index.restore(
+            out, prefill.number, prefill.salt, _reusable(prefill), prefill.ticket, now
+        )
+        prefill.ticket = None
         if found is not None:
-            job.done = found.at
-            if not job.demoted:
-                job.hit, job.cached = found.hit, found.at
+            prefill.done = found.at
+            if not prefill.demoted:
+                prefill.hit, prefill.cached = found.hit, found.at
 
-    def ran(self, job: Job, out: Operations, now: float) -> None:
+    def ran(self, prefill: Prefill, out: Operations, now: float) -> None:
         """A chunk of a prompt has been launched."""
-        end = job.done == len(job.tokens) - 1
-        boundary = end or job.done in job.request.boundaries
-        pause = boundary or job.done in job.pauses
-        if job.done > job.exact:
+        end = prefill.done == len(prefill.tokens) - 1
+        boundary = end or prefill.done in prefill.request.boundaries
+        pause = boundary or prefill.done in prefill.pauses
+        if prefill.done > prefill.exact:
             boundary = pause = False
-        job.written += self._keep(job, out, now, state=pause, boundary=boundary)
+        prefill.written += self._keep(prefill, out, now, state=pause, boundary=boundary)
 
-    def dropped(self, job: Job, out: Operations, now: float) -> None:
+    def dropped(self, prefill: Prefill, out: Operations, now: float) -> None:
         """A prompt is given up half-way: whoever asks again goes on from here."""
-        if self._uncut and 0 < job.done <= job.exact:
-            self._keep(job, out, now, state=True, boundary=False)
+        if self._uncut and 0 < prefill.done <= prefill.exact:
+            self._keep(prefill, out, now, state=True, boundary=False)
 
-    def unwanted(self, job: Job) -> None:
+    def unwanted(self, prefill: Prefill) -> None:
         """A prompt is given up before it began."""
-        self.index.abandon(job.ticket)
-        job.ticket, job.blocked = None, False
+        self.index.abandon(prefill.ticket)
+        prefill.ticket, prefill.blocked = None, False
 
-    def _keep(self, job: Job, out: Operations, now: float, *, state: bool, boundary: bool) -> int:
+    def _keep(
+        self, prefill: Prefill, out: Operations, now: float, *, state: bool, boundary: bool
+    ) -> int:
         return self.index.keep(
             out,
-            Source("job", job.number),
-            job.salt,
-            job.tokens[: min(job.done, job.exact)],
+            Source("prefill", prefill.number),
+            prefill.salt,
+            prefill.tokens[: min(prefill.done, prefill.exact)],
             state=state,
             boundary=boundary,
             now=now,
-            owner=job.request.id,
+            owner=prefill.request.id,
         )
 
-    def row(self, seat: Seat, out: Operations, now: float) -> None:
+    def row(self, sequence: Sequence, out: Operations, now: float) -> None:
         """A row leaves the batch."""
-        if seat.kept is not None:
+        if sequence.kept is not None:
             return  # what of it is exact was kept when its prompt ran
-        tokens = [*seat.keys, *seat.tokens]
+        tokens = [*sequence.keys, *sequence.tokens]
         # A token that was drawn and never read may have been run: what follows it is unknown.
-        known = seat.held <= len(tokens)
+        known = sequence.held <= len(tokens)
         self.index.keep(
             out,
-            Source("row", seat.number),
-            seat.request.cache_salt,
-            tokens[: seat.held],
+            Source("row", sequence.number),
+            sequence.request.cache_salt,
+            tokens[: sequence.held],
             state=known,
             boundary=True,
             now=now,
-            owner=seat.request.id,
+            owner=sequence.request.id,
         )
 
 
-def _reusable(job: Job) -> list[int]:
+def _reusable(prefill: Prefill) -> list[int]:
     """The tokens whose state may be another's: none after one that is left out. Of those that are looked
     for, one is always left to run."""
-    return job.tokens if job.kept is None else job.tokens[: job.exact + 1]
+    return prefill.tokens if prefill.kept is None else prefill.tokens[: prefill.exact + 1]

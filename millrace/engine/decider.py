@@ -15,7 +15,6 @@ import msgspec
 
 from millrace.cache.index import PrefixIndex
 from millrace.cache.residency import Operations
-from millrace.engine.books import Job, Phase, Seat
 from millrace.engine.cache_use import CacheUse
 from millrace.engine.memory import Budget
 from millrace.engine.pacing import Pacing, StepSize, decode_size
@@ -24,6 +23,7 @@ from millrace.engine.prompts import Prompts
 from millrace.engine.quarantine import Quarantine
 from millrace.engine.requests import RequestBook, TurnDraft
 from millrace.engine.scheduler import Scheduler
+from millrace.engine.sequences import Phase, Prefill, Sequence
 from millrace.engine.specprefill.scorings import Scorings
 from millrace.engine.speculation import Speculation
 from millrace.engine.turn import (
@@ -104,7 +104,7 @@ class Decider:
         self._quarantine = Quarantine()
         self._turns = itertools.count(1)
         self._draft = TurnDraft(Turn(0))
-        self._running: list[Seat] = []
+        self._running: list[Sequence] = []
         self._paced = 0, 0.0
         """What a token of a prompt takes beside what runs, and in which turn that was looked at."""
         self._drawn = False
@@ -122,7 +122,7 @@ class Decider:
 
     @property
     def busy(self) -> bool:
-        return bool(self._requests.seats or self._drawn or self._prompts.running)
+        return bool(self._requests.sequences or self._drawn or self._prompts.running)
 
     @property
     def stuck(self) -> bool:
@@ -173,10 +173,10 @@ class Decider:
         return (
             [(s.number, s.tokens, s.phase.name, s.held, s.unread, s.group) for s in self._running],
             [
-                (j.number, j.stage.name, j.done, j.cached, j.hit, [s.number for s in j.seats])
-                for j in self._scheduler.jobs()
+                (j.number, j.stage.name, j.done, j.cached, j.hit, [s.number for s in j.sequences])
+                for j in self._scheduler.prefills()
             ],
-            sorted(self._requests.seats),
+            sorted(self._requests.sequences),
         )
 
     # The decision
@@ -185,8 +185,8 @@ class Decider:
         self._draft = draft = TurnDraft(Turn(next(self._turns)), seen.now)
         self._learn(seen.outcome)
         if self._cache is not None:
-            jobs = list(self._scheduler.jobs())
-            self._cache.observe(seen.disk, jobs, self._draft.out, self._draft.now)
+            prefills = list(self._scheduler.prefills())
+            self._cache.observe(seen.disk, prefills, self._draft.out, self._draft.now)
         for message in seen.messages:
             self._requests.receive(message, draft)
         draft.turn.wanted = self._pictures.plan(self._scheduler.seeing(), draft.out)
@@ -206,7 +206,7 @@ class Decider:
             assert failed.id is not None
             self._requests.abort(failed.id, None, self._draft)
         for result in outcome.rows:
-            self._take(self._requests.seats[result.row], result)
+            self._take(self._requests.sequences[result.row], result)
         if outcome.step_fault is not None:
             self._step_fault(outcome.step_fault)
         elif outcome.rows:
@@ -233,48 +233,48 @@ class Decider:
             if size is not None and outcome.gap is not None:
                 self._pacing.cost.saw(size, outcome.gap)
 
-    def _take(self, seat: Seat, result: RowResult) -> None:
-        if seat.unread:
-            seat.unread -= 1
-        seat.tokens += result.tokens
+    def _take(self, sequence: Sequence, result: RowResult) -> None:
+        if sequence.unread:
+            sequence.unread -= 1
+        sequence.tokens += result.tokens
         if result.drafted and self._speculation is not None:
-            self._speculation.confirmed(seat, result.drafted, result.advanced - 1)
-        if seat.phase is Phase.RUNNING and self._drafting:
-            seat.held += result.advanced
+            self._speculation.confirmed(sequence, result.drafted, result.advanced - 1)
+        if sequence.phase is Phase.RUNNING and self._drafting:
+            sequence.held += result.advanced
         if result.problem is not None:
-            self._requests.fail(seat.request.id, result.problem, self._draft)
+            self._requests.fail(sequence.request.id, result.problem, self._draft)
         elif result.finish is not None:
-            self._requests.end(seat)
-        elif seat.phase is Phase.LEFT and not seat.unread:
-            if seat.left > 0:
-                self._requests.requeue(seat, self._draft)
+            self._requests.end(sequence)
+        elif sequence.phase is Phase.LEFT and not sequence.unread:
+            if sequence.left > 0:
+                self._requests.requeue(sequence, self._draft)
             else:
-                self._draft.out.append(Finish(seat.number, "length"))
-                self._requests.end(seat)
+                self._draft.out.append(Finish(sequence.number, "length"))
+                self._requests.end(sequence)
 
     def _step_fault(self, text: str) -> None:
         """The batch is lost: its rows go again, and whose fault it was is traced."""
-        seats, self._running = self._running, []
+        sequences, self._running = self._running, []
         self._drawn = False
-        alive = [s for s in seats if s.phase is Phase.RUNNING]
-        for seat in seats:
-            seat.unread = 0
-            if seat.phase is Phase.ENDED:
-                self._requests.seats.pop(seat.number, None)
-        for seat in [s for s in self._requests.seats.values() if s.phase is Phase.LEFT]:
-            seat.unread = 0
-            self._requests.requeue(seat, self._draft)
+        alive = [s for s in sequences if s.phase is Phase.RUNNING]
+        for sequence in sequences:
+            sequence.unread = 0
+            if sequence.phase is Phase.ENDED:
+                self._requests.sequences.pop(sequence.number, None)
+        for sequence in [s for s in self._requests.sequences.values() if s.phase is Phase.LEFT]:
+            sequence.unread = 0
+            self._requests.requeue(sequence, self._draft)
         guilty = self._quarantine.fault(alive)
-        for seat in alive:
-            seat.phase = Phase.QUEUED
-            if seat in guilty:
+        for sequence in alive:
+            sequence.phase = Phase.QUEUED
+            if sequence in guilty:
                 self._requests.fail(
-                    seat.request.id,
+                    sequence.request.id,
                     f"The model could not be run on this request: {text}",
                     self._draft,
                 )
             else:
-                self._requests.requeue(seat, self._draft)
+                self._requests.requeue(sequence, self._draft)
 
     # The batch
 
@@ -282,18 +282,18 @@ class Decider:
         """Drop the rows that are done or no longer have room in memory."""
         leaving = [s for s in self._running if s.phase is Phase.ENDED or s.spent]
         staying = [s for s in self._running if s not in leaving] if leaving else self._running
-        groups = [j.group for j in self._scheduler.jobs()]
+        groups = [j.group for j in self._scheduler.prefills()]
         demoted, yielding = self._scheduler.victims(staying)
         if self._quarantine.apart(staying, groups):
             yielding = staying
         else:
             after = [s for s in staying if s not in yielding] if yielding else staying
-            jobs, rows = self._scheduler.displaced(after)
-            demoted, yielding = demoted + jobs, yielding + rows
-        for job in demoted:
-            self._prompts.demote(job, self._draft)
-        for seat in yielding:
-            log.info("request %s gives way to others", seat.request.id)
+            prefills, rows = self._scheduler.displaced(after)
+            demoted, yielding = demoted + prefills, yielding + rows
+        for prefill in demoted:
+            self._prompts.demote(prefill, self._draft)
+        for sequence in yielding:
+            log.info("request %s gives way to others", sequence.request.id)
         if yielding:
             staying = [s for s in staying if s not in yielding]
         if len(staying) == 1 and not self._scheduler.coming:
@@ -301,47 +301,49 @@ class Decider:
         gone = [*leaving, *yielding]
         if not gone:
             return
-        for seat in gone:
+        for sequence in gone:
             if self._cache is not None:
-                self._cache.row(seat, self._draft.out, self._draft.now)
+                self._cache.row(sequence, self._draft.out, self._draft.now)
         self._draft.out.append(Drop([s.number for s in gone]))
         self._running = staying
-        for seat in gone:
-            self._left(seat)
+        for sequence in gone:
+            self._left(sequence)
 
-    def _left(self, seat: Seat) -> None:
-        if seat.phase is Phase.ENDED:
-            self._requests.seats.pop(seat.number, None)
-        elif seat.unread:
-            seat.phase = Phase.LEFT
+    def _left(self, sequence: Sequence) -> None:
+        if sequence.phase is Phase.ENDED:
+            self._requests.sequences.pop(sequence.number, None)
+        elif sequence.unread:
+            sequence.phase = Phase.LEFT
         else:
-            self._requests.requeue(seat, self._draft)
+            self._requests.requeue(sequence, self._draft)
 
-    def _last_one(self, staying: list[Seat], leaving: list[Seat]) -> tuple[list[Seat], list[Seat]]:
+    def _last_one(
+        self, staying: list[Sequence], leaving: list[Sequence]
+    ) -> tuple[list[Sequence], list[Sequence]]:
         """A row that has all the memory to itself ends where that ends."""
-        seat = staying[0]
-        if self._budget.row(seat.held + 1) <= self._budget.limit:
+        sequence = staying[0]
+        if self._budget.row(sequence.held + 1) <= self._budget.limit:
             return staying, leaving
         log.warning(
             "request %s ends after %d tokens: all %s of key-value memory are its own, and full; "
             "raise --kv-memory for longer answers",
-            seat.request.id,
-            len(seat.tokens),
+            sequence.request.id,
+            len(sequence.tokens),
             format_bytes(self._budget.limit),
         )
-        seat.most = len(seat.tokens) + seat.unread
-        if not seat.unread:
-            self._draft.out.append(Finish(seat.number, "length"))
-            seat.phase = Phase.ENDED
-        return [], [*leaving, seat]
+        sequence.most = len(sequence.tokens) + sequence.unread
+        if not sequence.unread:
+            self._draft.out.append(Finish(sequence.number, "length"))
+            sequence.phase = Phase.ENDED
+        return [], [*leaving, sequence]
 
     def _join_ready(self) -> None:
         """Let prompts that have been run join the batch."""
-        for job in self._scheduler.joining(self._running, self._draft.now):
-            self._draft.out.append(Join(job.number, [s.number for s in job.seats]))
-            for seat in job.seats:
-                seat.phase, seat.held = Phase.RUNNING, job.length - 1
-            self._running += job.seats
+        for prefill in self._scheduler.joining(self._running, self._draft.now):
+            self._draft.out.append(Join(prefill.number, [s.number for s in prefill.sequences]))
+            for sequence in prefill.sequences:
+                sequence.phase, sequence.held = Phase.RUNNING, prefill.length - 1
+            self._running += prefill.sequences
 
     def _step(self) -> None:
         """One pass: all rows, then as many prompt tokens as the promise allows."""
@@ -393,10 +395,10 @@ class Decider:
             operations += [Sample(), Read()]
         self._drawn = self._settings.pipelined
         self._launched.append(size)
-        for seat in self._running:
-            seat.unread += 1
+        for sequence in self._running:
+            sequence.unread += 1
             if not drafts:
-                seat.held += 1
+                sequence.held += 1
 
     def _drafts(self, size: StepSize) -> dict[int, list[int]]:
         if self._speculation is None or not self._running:
@@ -408,8 +410,8 @@ class Decider:
         coming = [j.length for j in self._scheduler.coming]
         return drafts if self._budget.fits([*widths, *coming]) else {}
 
-    def _begin(self, job: Job) -> None:
-        self._prompts.begin(job, self._draft)
+    def _begin(self, prefill: Prefill) -> None:
+        self._prompts.begin(prefill, self._draft)
 
     def _pace(self) -> float:
         number = self._draft.turn.number

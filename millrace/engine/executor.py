@@ -15,14 +15,13 @@ import mlx.core as mx
 
 from millrace.cache.operations import Keep, KeepState, Restore, Source
 from millrace.engine.adapters import Adapters
-from millrace.engine.batch import Batch, Drawn, Prefill
+from millrace.engine.batch import Batch, Drawn, PrefillChunk
 from millrace.engine.grammar import Grammars
 from millrace.engine.logprobs import Logprobs
 from millrace.engine.prompt import Prompt
 from millrace.engine.row import Row
 from millrace.engine.runner import Runner, SequenceRun
 from millrace.engine.sampler import Sampler
-from millrace.engine.sights import Sights
 from millrace.engine.specprefill.operations import ScoringOperation
 from millrace.engine.specprefill.scorer import Scorer
 from millrace.engine.specprefill.selection import Kept
@@ -47,6 +46,7 @@ from millrace.engine.turn import (
     Turn,
     TurnOperation,
 )
+from millrace.engine.vision_inputs import VisionInputs
 from millrace.flight import FlightRecorder, NullRecorder
 from millrace.protocol import (
     Choice,
@@ -79,7 +79,7 @@ class Executor:
         runner: Runner,
         sampler: Sampler,
         adapters: Adapters,
-        sights: Sights,
+        vision_inputs: VisionInputs,
         grammars: Grammars | None = None,
         store: SegmentStore | None = None,
         recorder: FlightRecorder | None = None,
@@ -96,7 +96,7 @@ class Executor:
         self._patience = 0.0
         self._vocabulary = vocabulary
         self._adapters = adapters
-        self._sights = sights
+        self._vision_inputs = vision_inputs
         self._scorer = scorer
         self._batch = self._make_batch()
         self._rows: dict[int, Row] = {}
@@ -124,7 +124,7 @@ class Executor:
             sorted((n, row.tokens) for n, row in self._rows.items()),
             sorted((n, p.done, p.tokens) for n, p in self._prompts.items()),
             [self._runner.length(row.number) for row in self._batch.rows],
-            self._sights.state(),
+            self._vision_inputs.state(),
             self._store.state() if self._store is not None else None,
         )
 
@@ -156,15 +156,17 @@ class Executor:
                 self._admit(operation)
             case Begin():
                 self._begin(operation)
-            case Restore(job=job):
+            case Restore(prefill=prefill):
                 self._restore(operation)
-            case Release(job=job):
-                self._runner.drop(job)
-                self._prompts.pop(job, None)
-            case Join(job=job, rows=numbers):
-                if prompt := self._prompts.pop(job, None):
+            case Release(prefill=prefill):
+                self._runner.drop(prefill)
+                self._prompts.pop(prefill, None)
+            case Join(prefill=prefill, rows=numbers):
+                if prompt := self._prompts.pop(prefill, None):
                     rows = [self._rows[n] for n in numbers]
-                    self._in_step(lambda: self._batch.join(job, rows, prompt.tokens, prompt.shift))
+                    self._in_step(
+                        lambda: self._batch.join(prefill, rows, prompt.tokens, prompt.shift)
+                    )
             case Drop(rows=numbers):
                 gone = {i for i, row in enumerate(self._batch.rows) if row.number in numbers}
                 if gone:
@@ -184,9 +186,9 @@ class Executor:
                         self._rows.pop(number).ended = True
             case EncodePicture():
                 self._recorder.working(operation.requests, UNKNOWN)
-                self._outcome.pictures.append(self._sights.encode(operation))
+                self._outcome.pictures.append(self._vision_inputs.encode(operation))
             case DropPictures(digests=digests):
-                self._sights.drop(digests)
+                self._vision_inputs.drop(digests)
             case _ if isinstance(operation, ScoringOperation):
                 assert self._scorer is not None
                 done = self._scorer.carry_out(operation, self._rows, self._working)
@@ -224,12 +226,14 @@ class Executor:
         """Rows and plain prompts are one pass where the model can; what fails is run again apart, so that a
         fault is its own request's alone."""
         found = [
-            (self._prompts[run.job], run) for run in operation.prompts if run.job in self._prompts
+            (self._prompts[run.prefill], run)
+            for run in operation.prompts
+            if run.prefill in self._prompts
         ]
         begin = time.perf_counter()
         rows = operation.rows and bool(self._batch) and self._outcome.step_fault is None
         together = [(p, r) for p, r in found if self._runner.flat and not p.apart]
-        together.sort(key=lambda pair: self._runner.is_long(pair[1].job, pair[1].count))
+        together.sort(key=lambda pair: self._runner.is_long(pair[1].prefill, pair[1].count))
         several = len(together) + rows > 1
         if not (several and self._run_together(rows, operation.drafts, together)):
             if rows:
@@ -254,7 +258,7 @@ class Executor:
         """Run prompts, and rows with them, as one pass; says whether that went well."""
         requests = [r.request.id for r in self._batch.rows] if rows else []
         self._working([*requests, *(prompt.request.id for prompt, _ in prompts)])
-        parts = [Prefill(run.job, prompt.next(run.count)) for prompt, run in prompts]
+        parts = [PrefillChunk(run.prefill, prompt.next(run.count)) for prompt, run in prompts]
         numbers = [row.number for row in self._batch.rows] if rows else []
         before = {n: self._runner.length(n) for n in (*numbers, *(part.number for part in parts))}
         try:
@@ -277,7 +281,7 @@ class Executor:
             prompt.done += len(part.tokens)
         return True
 
-    def _forward(self, drafts: dict[int, list[int]], prompts: list[Prefill]) -> None:
+    def _forward(self, drafts: dict[int, list[int]], prompts: list[PrefillChunk]) -> None:
         self._batch.forward([drafts.get(r.number, []) for r in self._batch.rows], prompts)
 
     def _read(self) -> None:
@@ -333,7 +337,7 @@ class Executor:
 
     def _check(self, request: Submit) -> None:
         self._adapters.check(request)
-        self._sights.check(request)
+        self._vision_inputs.check(request)
         if self._vocabulary is None:
             return
         for tokens in (request.prompt, *(c.generated for c in request.choices)):
@@ -348,9 +352,9 @@ class Executor:
         kept = Kept.of(begin.kept, len(prompt)) if begin.kept else None
         tokens = [*(kept.of_prompt(prompt) if kept else prompt), *rows[0].tokens]
         scored = request.prompt_logprobs if begin.scored else None
-        view = self._sights.view(request, len(tokens))
-        self._prompts[begin.job] = Prompt(request, tokens, scored, view, kept)
-        self._runner.begin(begin.job, request.adapter)
+        view = self._vision_inputs.view(request, len(tokens))
+        self._prompts[begin.prefill] = Prompt(request, tokens, scored, view, kept)
+        self._runner.begin(begin.prefill, request.adapter)
 
     def _again(self, row: Row) -> Row:
         """A row as its tokens leave it, whatever was in flight for it."""
@@ -361,8 +365,8 @@ class Executor:
         assert self._store is not None
         state = self._store.execute(restore)
         assert state is not None
-        if prompt := self._prompts.get(restore.job):
-            self._runner.adopt(restore.job, state, restore.at)
+        if prompt := self._prompts.get(restore.prefill):
+            self._runner.adopt(restore.prefill, state, restore.at)
             prompt.done = restore.at
 
     def _run_prompt(self, prompt: Prompt, run: PromptRun) -> None:
@@ -373,25 +377,25 @@ class Executor:
             begin, end = prompt.done, prompt.done + len(tokens)
             vision = None
             if prompt.view is not None:
-                vision = self._sights.chunk(prompt.view, begin, end)
+                vision = self._vision_inputs.chunk(prompt.view, begin, end)
             positions = prompt.positions(begin, end)
             top = prompt.scored
             logits = self._runner.run(
                 mx.array(tokens, mx.int32),
-                [SequenceRun(run.job, len(tokens), positions=positions, vision=vision)],
+                [SequenceRun(run.prefill, len(tokens), positions=positions, vision=vision)],
                 range(len(tokens)) if top is not None else [],
             )
             prompt.done = end
             if top is not None and logits is not None:
                 self._score(prompt, logits, begin, top)
         except Exception as error:  # whatever a model raises
-            self._prompt_failed(run.job, error)
+            self._prompt_failed(run.prefill, error)
 
-    def _prompt_failed(self, job: int, error: Exception) -> None:
+    def _prompt_failed(self, prefill: int, error: Exception) -> None:
         log.exception("a prompt could not be run")
-        self._outcome.prompt_faults[job] = str(error) or repr(error)
-        self._runner.drop(job)
-        self._prompts.pop(job, None)
+        self._outcome.prompt_faults[prefill] = str(error) or repr(error)
+        self._runner.drop(prefill)
+        self._prompts.pop(prefill, None)
 
     def _score(self, prompt: Prompt, logits: mx.array, begin: int, top: int) -> None:
         follow = mx.array(prompt.tokens[begin + 1 : prompt.done + 1], mx.int32)

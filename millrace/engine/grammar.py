@@ -25,8 +25,8 @@ from millrace.engine.matching import GrammarFault, check, compiled, guarded, loa
 from millrace.errors import ModelError
 from millrace.fair_queue import FairQueue, QueueEntry
 from millrace.models.ends import end_ids
-from millrace.niceness import yield_to_others
 from millrace.protocol import LazyGrammar, Submit
+from millrace.thread_priority import yield_to_others
 
 _KEPT_GRAMMARS = 128
 _COMPILERS = 2

@@ -13,9 +13,9 @@ from millrace.engine.adapters import Adapters
 from millrace.engine.decider import Decider
 from millrace.engine.executor import UNKNOWN, Executor
 from millrace.engine.grammar import Grammars, PendingGrammar
-from millrace.engine.sights import Sights
 from millrace.engine.transport import Transport
 from millrace.engine.turn import Outcome, Seen, Turn
+from millrace.engine.vision_inputs import VisionInputs
 from millrace.errors import MillraceError
 from millrace.flight import FlightRecorder, NullRecorder
 from millrace.models.device import memory_now
@@ -66,7 +66,7 @@ class Engine:
         recorder: FlightRecorder | None = None,
         *,
         adapters: Adapters,
-        sights: Sights,
+        vision_inputs: VisionInputs,
         journal: Journal | None = None,
         closing: Closing | None = None,
         closed: Callable[[], None] | None = None,
@@ -83,7 +83,7 @@ class Engine:
         self._compiling: list[tuple[Submit, PendingGrammar]] = []
         """Requests whose grammar is not there yet: they are heard when it is."""
         self._adapters = adapters
-        self._sights = sights
+        self._vision_inputs = vision_inputs
         self._reading: list[tuple[LoadAdapter, Future[Adapter]]] = []
         """Adapters whose files are being read: they are heard of when that is done."""
         self._journal = journal
@@ -140,7 +140,7 @@ class Engine:
                 continue
             if isinstance(message, Picture):
                 # Whoever decides needs no pixel.
-                self._sights.arrived(message)
+                self._vision_inputs.arrived(message)
                 message = Picture(message.digest, {})
             if isinstance(message, Submit):
                 message = self._adapters.salted(message)
@@ -239,7 +239,7 @@ class Engine:
 
     def features(self, digest: str) -> Any:
         """What an encoded picture has become, where it is held."""
-        return self._sights.features(digest)
+        return self._vision_inputs.features(digest)
 
     def _close(self) -> None:
         writes = self._decider.closing(self._clock())

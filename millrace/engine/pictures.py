@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from millrace.cache.residency import Operations
-from millrace.engine.books import Job
+from millrace.engine.sequences import Prefill
 from millrace.engine.turn import DropPictures, EncodePicture, PictureResult
 from millrace.protocol import PictureCounts, PicturesWanted, Span, Submit
 
@@ -138,48 +138,48 @@ class Pictures:
             self._under_way = None
             self._counts.encoded += 1
 
-    def begun(self, job: Job) -> None:
+    def begun(self, prefill: Prefill) -> None:
         """A prompt has begun: what is known of its beginning need not be seen."""
-        if not job.demoted and not job.quiet:
-            self._counts.skipped += sum(_end(s) <= job.done for s in job.request.media)
-        self.look(job)
+        if not prefill.demoted and not prefill.quiet:
+            self._counts.skipped += sum(_end(s) <= prefill.done for s in prefill.request.media)
+        self.look(prefill)
 
     # What follows
 
-    def look(self, job: Job) -> None:
+    def look(self, prefill: Prefill) -> None:
         """See how far a prompt can run."""
-        job.sight = len(job.tokens)
-        for span in needed(job):
+        prefill.visible = len(prefill.tokens)
+        for span in needed(prefill):
             known = self._known.get(span.digest)
             if known is None or known.state is not _State.ENCODED:
-                job.sight = span.start
-                job.missed.add(span.digest)
+                prefill.visible = span.start
+                prefill.missed.add(span.digest)
                 break
             known.used = self._turn
-            if span.digest not in job.missed:
+            if span.digest not in prefill.missed:
                 self._counts.found += 1
-                job.missed.add(span.digest)
-        first = next(iter(needed(job)), None)
-        if job.begun:
-            job.blind = job.sight <= job.done
+                prefill.missed.add(span.digest)
+        first = next(iter(needed(prefill)), None)
+        if prefill.begun:
+            prefill.blind = prefill.visible <= prefill.done
         else:
             # It takes no memory before it can use it.
-            job.blind = first is not None and job.sight <= first.start
+            prefill.blind = first is not None and prefill.visible <= first.start
 
-    def plan(self, jobs: Sequence[Job], out: Operations) -> list[PicturesWanted]:
+    def plan(self, prefills: Sequence[Prefill], out: Operations) -> list[PicturesWanted]:
         """What to ask the front for, so that these prompts, in their order, can run; nothing that was
         asked for is kept when nobody needs it any more."""
-        if not jobs and not self._known:
+        if not prefills and not self._known:
             return []
         self._turn += 1
-        for job in jobs:
-            self.look(job)
-        wanted = [(job.request.id, s.digest) for job in jobs for s in needed(job)]
+        for prefill in prefills:
+            self.look(prefill)
+        wanted = [(prefill.request.id, s.digest) for prefill in prefills for s in needed(prefill)]
         self._tidy({digest for _, digest in wanted}, {id for id, _ in wanted}, out)
-        self._evict(jobs, out)
+        self._evict(prefills, out)
         asked: dict[int, list[str]] = {}
         ahead = Counter(k.request for k in self._known.values() if k.state is not _State.ENCODED)
-        for id, digest in self._next(jobs):
+        for id, digest in self._next(prefills):
             if ahead.total() >= MOST_AHEAD:
                 break
             if digest not in self._known and ahead[id] < AHEAD:
@@ -188,48 +188,50 @@ class Pictures:
                 ahead[id] += 1
         return [PicturesWanted(id, digests) for id, digests in asked.items()]
 
-    def uncut(self, job: Job, count: int) -> int:
+    def uncut(self, prefill: Prefill, count: int) -> int:
         """How many tokens of a prompt to run in place of `count`."""
-        end = job.done + count
-        for span in job.request.media if self._whole else ():
+        end = prefill.done + count
+        for span in prefill.request.media if self._whole else ():
             if span.start < end < _end(span):
-                end = span.start if span.start > job.done else _end(span)
-        return end - job.done
+                end = span.start if span.start > prefill.done else _end(span)
+        return end - prefill.done
 
-    def encode(self, jobs: Sequence[Job], spare: float) -> EncodePicture | None:
+    def encode(self, prefills: Sequence[Prefill], spare: float) -> EncodePicture | None:
         """The picture that comes next, and how much of the vision tower to run on it: as many stages as
         fit into `spare` seconds."""
         parts = int(spare / self._part_seconds) if self._part_seconds else 1
         parts = max(1, min(parts, _GROWTH * self._parts))
-        for job in jobs:
-            for span in needed(job):
+        for prefill in prefills:
+            for span in needed(prefill):
                 known = self._known.get(span.digest)
                 if known is None or known.state is not _State.HERE:
                     continue
                 if self._under_way not in (None, span.digest):
                     continue
-                if self.nbytes > self._room and not job.blind:
+                if self.nbytes > self._room and not prefill.blind:
                     continue  # it has more before it than it may keep
                 self._under_way = span.digest
-                tokens = job.request.prompt[span.start : _end(span)]
+                tokens = prefill.request.prompt[span.start : _end(span)]
                 users = [
-                    j.request.id for j in jobs if any(s.digest == span.digest for s in needed(j))
+                    j.request.id
+                    for j in prefills
+                    if any(s.digest == span.digest for s in needed(j))
                 ]
                 return EncodePicture(span.digest, tokens, sorted(set(users)), parts)
         return None
 
-    def _next(self, jobs: Sequence[Job]) -> Iterator[tuple[int, str]]:
+    def _next(self, prefills: Sequence[Prefill]) -> Iterator[tuple[int, str]]:
         """Pictures to ask for, most urgent first: each prompt's first that is missing, as far as there
         is room for what is waited for, then the following ones of the first prompt."""
         held = 0
-        for n, job in enumerate(jobs):
-            missing = [s.digest for s in needed(job) if not self._encoded(s.digest)]
+        for n, prefill in enumerate(prefills):
+            missing = [s.digest for s in needed(prefill) if not self._encoded(s.digest)]
             held += sum(
-                self._known[s.digest].nbytes for s in needed(job) if self._encoded(s.digest)
+                self._known[s.digest].nbytes for s in needed(prefill) if self._encoded(s.digest)
             )
             if n and held > self._room:
                 return
-            yield from ((job.request.id, d) for d in (missing if not n else missing[:1]))
+            yield from ((prefill.request.id, d) for d in (missing if not n else missing[:1]))
 
     def _encoded(self, digest: str) -> bool:
         known = self._known.get(digest)
@@ -253,12 +255,14 @@ class Pictures:
         if gone:
             out.append(DropPictures(gone))
 
-    def _evict(self, jobs: Iterable[Job], out: Operations) -> None:
+    def _evict(self, prefills: Iterable[Prefill], out: Operations) -> None:
         over = self.nbytes - (0 if self._forget else self._room)
         self._forget = False
         if over <= 0:
             return
-        kept = {s.digest for job in jobs for s in needed(job) if s.start < job.sight}
+        kept = {
+            s.digest for prefill in prefills for s in needed(prefill) if s.start < prefill.visible
+        }
         gone: list[str] = []
         for digest, known in sorted(self._known.items(), key=lambda item: item[1].used):
             if over <= 0:
@@ -272,10 +276,10 @@ class Pictures:
             out.append(DropPictures(gone))
 
 
-def needed(job: Job) -> Iterator[Span]:
+def needed(prefill: Prefill) -> Iterator[Span]:
     """The pictures that a prompt has not been run beyond, as far as is known."""
-    place = job.done or job.known
-    return (s for s in job.request.media if _end(s) > place)
+    place = prefill.done or prefill.known
+    return (s for s in prefill.request.media if _end(s) > place)
 
 
 def _end(span: Span) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from millrace.engine.sights import View
 from millrace.engine.specprefill.selection import Kept
+from millrace.engine.vision_inputs import PromptPictures
 from millrace.protocol import Submit, TokenLogprob
 
 
@@ -15,7 +15,7 @@ class Prompt:
     tokens: list[int]
     scored: int | None
     """How many alternatives its own tokens are reported with; None if nobody asked."""
-    view: View | None = None
+    view: PromptPictures | None = None
     """Where its pictures are, if it has any."""
     kept: Kept | None = None
     """What its tokens are of the request's prompt, where some were left out."""

@@ -7,14 +7,14 @@ what is to be done goes into the draft.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import abc
 
-from millrace.engine.books import Job, Seat, Stage
 from millrace.engine.cache_use import CacheUse
 from millrace.engine.pacing import Pacing, StepSize, prompt_size
 from millrace.engine.pictures import Pictures
 from millrace.engine.requests import RequestBook, TurnDraft
 from millrace.engine.scheduler import Scheduler
+from millrace.engine.sequences import Prefill, Sequence, Stage
 from millrace.engine.specprefill.scorings import Scorings
 from millrace.engine.turn import Begin, Outcome, PromptRun, Release
 
@@ -46,7 +46,7 @@ class Prompts:
         """The last that was run was a picture."""
         self._scored = False
         """The last that was run was the draft."""
-        self._planned: list[tuple[Job, int]] = []
+        self._planned: list[tuple[Prefill, int]] = []
         """The prompts of the last turn's pass, and how many tokens of each it ran."""
         self.other = False
         """Whether this turn runs a picture or the draft beside its step."""
@@ -56,55 +56,59 @@ class Prompts:
         """Whether it is not known yet what the last pass brought."""
         return bool(self._planned)
 
-    def begin(self, job: Job, draft: TurnDraft) -> None:
-        job.known = 0
-        kept = job.kept.ranges if job.kept is not None else ()
-        draft.out.append(Begin(job.number, [s.number for s in job.seats], job.wants_logprobs, kept))
-        if self._cache is not None and not job.wants_logprobs:
-            self._cache.begin(job, draft.out, draft.now)
-        if job.request.media:
-            self._pictures.begun(job)
-        _report(job, draft)
+    def begin(self, prefill: Prefill, draft: TurnDraft) -> None:
+        prefill.known = 0
+        kept = prefill.kept.ranges if prefill.kept is not None else ()
+        draft.out.append(
+            Begin(
+                prefill.number, [s.number for s in prefill.sequences], prefill.wants_logprobs, kept
+            )
+        )
+        if self._cache is not None and not prefill.wants_logprobs:
+            self._cache.begin(prefill, draft.out, draft.now)
+        if prefill.request.media:
+            self._pictures.begun(prefill)
+        _report(prefill, draft)
 
     def plan(
-        self, running: Sequence[Seat], planned: StepSize, draft: TurnDraft
+        self, running: abc.Sequence[Sequence], planned: StepSize, draft: TurnDraft
     ) -> tuple[list[PromptRun], StepSize]:
         """The prompts of this step, as many tokens as the promise allows, and the size of it all."""
         self._planned, self.other = [], False
         if self.something_else(draft, planned):
             return [], planned
         while (count := self._next(running, planned, draft.now)) is not None:
-            job, tokens = count
-            planned += prompt_size(job.done, tokens)
-            self._planned.append((job, tokens))
-            if not self._flat or job.request.media or job.wants_logprobs:
+            prefill, tokens = count
+            planned += prompt_size(prefill.done, tokens)
+            self._planned.append((prefill, tokens))
+            if not self._flat or prefill.request.media or prefill.wants_logprobs:
                 break
         if self._planned:
             self._saw = self._scored = False
         elif not self.encode(draft, planned):
             self.score(draft, planned)
-        return [PromptRun(job.number, count) for job, count in self._planned], planned
+        return [PromptRun(prefill.number, count) for prefill, count in self._planned], planned
 
     def _next(
-        self, running: Sequence[Seat], planned: StepSize, now: float
-    ) -> tuple[Job, int] | None:
+        self, running: abc.Sequence[Sequence], planned: StepSize, now: float
+    ) -> tuple[Prefill, int] | None:
         """The prompt that comes next and how many of its tokens, if there is room for any."""
-        taken = [job for job, _ in self._planned]
+        taken = [prefill for prefill, _ in self._planned]
         if taken and not self._pacing.room(planned, 0, 1):
             return None
         # What one prompt computes, another finds in the cache.
         shared = taken if self._cache is not None else []
-        job = self._scheduler.next_prompt(running, now, taken, shared)
-        if job is None:
+        prefill = self._scheduler.next_prompt(running, now, taken, shared)
+        if prefill is None:
             return None
-        left = job.reach
-        if job.wants_logprobs:
+        left = prefill.reach
+        if prefill.wants_logprobs:
             left = min(left, LOGPROB_CHUNK)
-        room = self._pacing.room(planned, job.done, left)
+        room = self._pacing.room(planned, prefill.done, left)
         count = max(room, self._pacing.progress(len(taken), left))
         if not count:
             return None
-        return job, min(self._pictures.uncut(job, count), job.left)
+        return prefill, min(self._pictures.uncut(prefill, count), prefill.left)
 
     def something_else(self, draft: TurnDraft, planned: StepSize) -> bool:
         """Run a picture or the draft in place of prompts, where it is their turn."""
@@ -162,29 +166,29 @@ class Prompts:
             if found is not None:
                 self._requests.scored(found, draft)
         planned, self._planned = self._planned, []
-        for job, count in planned:
-            if job.stage is Stage.OVER:
+        for prefill, count in planned:
+            if prefill.stage is Stage.OVER:
                 continue
-            problem = outcome.prompt_faults.get(job.number)
+            problem = outcome.prompt_faults.get(prefill.number)
             if problem is not None:
-                self._scheduler.discard(job)
+                self._scheduler.discard(prefill)
                 text = f"The prompt could not be run: {problem}"
-                self._requests.fail(job.request.id, text, draft)
+                self._requests.fail(prefill.request.id, text, draft)
                 continue
-            job.done += count
+            prefill.done += count
             if self._cache is not None:
-                self._cache.ran(job, draft.out, draft.now)
-            self._scheduler.ran(job)
-            _report(job, draft)
+                self._cache.ran(prefill, draft.out, draft.now)
+            self._scheduler.ran(prefill)
+            _report(prefill, draft)
 
-    def demote(self, job: Job, draft: TurnDraft) -> None:
+    def demote(self, prefill: Prefill, draft: TurnDraft) -> None:
         """A prompt that is under way gives its memory up; what it has may be found again."""
-        if self._cache is not None and job.done:
-            self._cache.dropped(job, draft.out, draft.now)
-        draft.out.append(Release(job.number))
-        self._scheduler.demote(job)
+        if self._cache is not None and prefill.done:
+            self._cache.dropped(prefill, draft.out, draft.now)
+        draft.out.append(Release(prefill.number))
+        self._scheduler.demote(prefill)
 
 
-def _report(job: Job, draft: TurnDraft) -> None:
-    if not job.quiet:
-        draft.turn.progress.append(job.progress())
+def _report(prefill: Prefill, draft: TurnDraft) -> None:
+    if not prefill.quiet:
+        draft.turn.progress.append(prefill.progress())

@@ -7,9 +7,9 @@ again. A row that fails by itself is the one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import abc
 
-from millrace.engine.books import NO_GROUP, Seat
+from millrace.engine.sequences import NO_GROUP, Sequence
 
 STEPS_TO_CLEAR = 2
 """Steps without a fault after which a group is trusted."""
@@ -20,28 +20,28 @@ class Quarantine:
         self._next = NO_GROUP + 1
         self._steps = 0
 
-    def fault(self, seats: Sequence[Seat]) -> list[Seat]:
+    def fault(self, sequences: abc.Sequence[Sequence]) -> list[Sequence]:
         """A step of these rows has failed; returns the rows that are to blame."""
         self._steps = 0
-        if len(seats) == 1:
-            return list(seats)
-        half = len(seats) // 2
-        for part in (seats[:half], seats[half:]):
-            for seat in part:
-                seat.group = self._next
+        if len(sequences) == 1:
+            return list(sequences)
+        half = len(sequences) // 2
+        for part in (sequences[:half], sequences[half:]):
+            for sequence in part:
+                sequence.group = self._next
             self._next += 1
         return []
 
-    def stepped(self, running: Sequence[Seat]) -> None:
+    def stepped(self, running: abc.Sequence[Sequence]) -> None:
         """A step of these rows has gone well."""
         if running and running[0].group != NO_GROUP:
             self._steps += 1
             if self._steps >= STEPS_TO_CLEAR:
-                for seat in running:
-                    seat.group = NO_GROUP
+                for sequence in running:
+                    sequence.group = NO_GROUP
                 self._steps = 0
 
-    def apart(self, running: Sequence[Seat], queued: Sequence[int]) -> bool:
+    def apart(self, running: abc.Sequence[Sequence], queued: abc.Sequence[int]) -> bool:
         """Whether those that run must make way, so that a group that is held apart can run.
 
         `queued` are the groups of those that wait.

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from millrace.cache.residency import Operations
-from millrace.engine.books import Job, Phase, Seat, Stage, grouped
 from millrace.engine.cache_use import CacheUse
 from millrace.engine.memory import Budget
 from millrace.engine.pictures import Pictures, keys_of, misplaced
 from millrace.engine.scheduler import Scheduler
+from millrace.engine.sequences import Phase, Prefill, Sequence, Stage, grouped
 from millrace.engine.specprefill.scorings import Scored, Scorings
 from millrace.engine.specprefill.selection import Kept
 from millrace.engine.turn import Admit, Forget, PlaceAdapter, Release, RemoveAdapter, Turn
@@ -62,7 +62,7 @@ class RequestBook:
         self._pictures = pictures
         self._numbers = numbers
         self._scorings = scorings
-        self.seats: dict[int, Seat] = {}
+        self.sequences: dict[int, Sequence] = {}
         """Rows by number, until they have ended and left the batch."""
 
     def receive(self, message: ToEngine, draft: TurnDraft) -> None:
@@ -90,35 +90,35 @@ class RequestBook:
         """End a request, or one of its choices."""
         ended = [
             s
-            for s in self.seats.values()
+            for s in self.sequences.values()
             if s.request.id == id and choice in (None, s.choice) and s.phase is not Phase.ENDED
         ]
         if not ended:
             return
         draft.out.append(Forget([s.number for s in ended]))
-        for seat in ended:
-            self.end(seat)
-        for job in [j for j in self._scheduler.jobs() if j.request.id == id]:
-            # One that is given up still has the seats by which it is known what of it is exact.
-            if staying := [s for s in job.seats if s.phase is not Phase.ENDED]:
-                job.seats = staying
+        for sequence in ended:
+            self.end(sequence)
+        for prefill in [j for j in self._scheduler.prefills() if j.request.id == id]:
+            # One that is given up still has the sequences by which it is known what of it is exact.
+            if staying := [s for s in prefill.sequences if s.phase is not Phase.ENDED]:
+                prefill.sequences = staying
             else:
-                self._give_up(job, draft)
+                self._give_up(prefill, draft)
 
     def fail(self, id: int, problem: str, draft: TurnDraft) -> None:
         self.abort(id, None, draft)
         draft.turn.refused.append(Failed("request_failed", problem, id))
 
-    def end(self, seat: Seat) -> None:
+    def end(self, sequence: Sequence) -> None:
         """No token of it counts any more; it leaves the batch, if it is there, when it can."""
-        if seat.phase is not Phase.RUNNING:
-            self.seats.pop(seat.number, None)
-        seat.phase = Phase.ENDED
+        if sequence.phase is not Phase.RUNNING:
+            self.sequences.pop(sequence.number, None)
+        sequence.phase = Phase.ENDED
 
-    def requeue(self, seat: Seat, draft: TurnDraft) -> None:
+    def requeue(self, sequence: Sequence, draft: TurnDraft) -> None:
         """A row that had to leave comes back with all that it has."""
-        seat.phase, seat.held = Phase.QUEUED, 0
-        self._queue([seat], [*seat.keys, *seat.tokens], draft)
+        sequence.phase, sequence.held = Phase.QUEUED, 0
+        self._queue([sequence], [*sequence.keys, *sequence.tokens], draft)
 
     def _admit(self, request: Submit, draft: TurnDraft) -> None:
         if (problem := misplaced(request)) is not None:
@@ -148,39 +148,39 @@ class RequestBook:
         # Those that were being answered when an engine ended go on before those that were not.
         arrived = draft.now - RESUMED_SECONDS * any(c.generated for c in request.choices)
         arrived += request.behind
-        seats = [
-            Seat(next(self._numbers), request, c.index, list(c.generated), arrived, keys, kept)
+        sequences = [
+            Sequence(next(self._numbers), request, c.index, list(c.generated), arrived, keys, kept)
             for c in request.choices
         ]
-        self.seats |= {s.number: s for s in seats}
-        draft.out.append(Admit(request, [s.number for s in seats]))
+        self.sequences |= {s.number: s for s in sequences}
+        draft.out.append(Admit(request, [s.number for s in sequences]))
         for places in grouped(request.choices):
             tokens = [*keys, *request.choices[places[0]].generated]
-            job = self._queue([seats[p] for p in places], tokens, draft)
+            prefill = self._queue([sequences[p] for p in places], tokens, draft)
             if scored:
                 assert self._scorings is not None
-                self._scorings.add(job)
+                self._scorings.add(prefill)
 
     def scored(self, found: Scored, draft: TurnDraft) -> None:
         """The draft has done with a prompt: what it chose is what runs."""
-        job, kept = found.job, found.kept
-        if job.stage is Stage.OVER:
+        prefill, kept = found.prefill, found.kept
+        if prefill.stage is Stage.OVER:
             return
-        job.unscored = False
+        prefill.unscored = False
         if kept is None or found.told is None:
-            self.fail(job.request.id, f"The draft could not be run: {found.problem}", draft)
+            self.fail(prefill.request.id, f"The draft could not be run: {found.problem}", draft)
             return
         draft.turn.selected.append(found.told)
         if kept.dropped:
-            keys = kept.of_prompt(job.seats[0].keys)
-            for seat in job.seats:
-                seat.keys, seat.kept = keys, kept
-            job.tokens = keys
-            job.sight = len(keys)
+            keys = kept.of_prompt(prefill.sequences[0].keys)
+            for sequence in prefill.sequences:
+                sequence.keys, sequence.kept = keys, kept
+            prefill.tokens = keys
+            prefill.visible = len(keys)
             if self._cache is not None:
-                self._cache.narrowed(job)
-        if (problem := self._too_large(len(job.tokens))) is not None:
-            self.fail(job.request.id, problem, draft)
+                self._cache.narrowed(prefill)
+        if (problem := self._too_large(len(prefill.tokens))) is not None:
+            self.fail(prefill.request.id, problem, draft)
 
     def _too_large(self, tokens: int) -> str | None:
         """Why a prompt with so many tokens to run has no room."""
@@ -191,23 +191,25 @@ class RequestBook:
             f"{format_bytes(self._budget.limit)}. Shorten it, or raise --kv-memory."
         )
 
-    def _queue(self, seats: list[Seat], tokens: list[int], draft: TurnDraft) -> Job:
-        job = Job(next(self._numbers), seats[0].request, seats, tokens, seats[0].arrived)
+    def _queue(self, sequences: list[Sequence], tokens: list[int], draft: TurnDraft) -> Prefill:
+        prefill = Prefill(
+            next(self._numbers), sequences[0].request, sequences, tokens, sequences[0].arrived
+        )
         if self._cache is not None:
-            self._cache.expect(job, draft.out)
-        if job.request.media:
-            self._pictures.look(job)
-        self._scheduler.add(job)
-        return job
+            self._cache.expect(prefill, draft.out)
+        if prefill.request.media:
+            self._pictures.look(prefill)
+        self._scheduler.add(prefill)
+        return prefill
 
-    def _give_up(self, job: Job, draft: TurnDraft) -> None:
-        if job.begun:
-            if self._cache is not None and job.done:
-                self._cache.dropped(job, draft.out, draft.now)
-            draft.out.append(Release(job.number))
+    def _give_up(self, prefill: Prefill, draft: TurnDraft) -> None:
+        if prefill.begun:
+            if self._cache is not None and prefill.done:
+                self._cache.dropped(prefill, draft.out, draft.now)
+            draft.out.append(Release(prefill.number))
         elif self._cache is not None:
-            self._cache.unwanted(job)
-        self._scheduler.discard(job)
+            self._cache.unwanted(prefill)
+        self._scheduler.discard(prefill)
 
 
 def _kept(request: Submit) -> Kept | None:

@@ -34,7 +34,7 @@ class Admit(Operation, frozen=True):
 class Begin(Operation, frozen=True):
     """A prompt is going to run, for these rows; they have the same tokens behind them."""
 
-    job: int
+    prefill: int
     rows: list[int]
     scored: bool = False
     """The logprobs of its own tokens are asked for."""
@@ -45,7 +45,7 @@ class Begin(Operation, frozen=True):
 class PromptRun(msgspec.Struct, frozen=True, array_like=True):
     """The next tokens of a prompt."""
 
-    job: int
+    prefill: int
     count: int
 
 
@@ -64,13 +64,13 @@ class Pass(Operation, frozen=True):
 class Release(Operation, frozen=True):
     """A prompt is given up, and its state with it."""
 
-    job: int
+    prefill: int
 
 
 class Join(Operation, frozen=True):
     """Rows of a prompt that has run to its last token enter the batch."""
 
-    job: int
+    prefill: int
     rows: list[int]
 
 
@@ -210,7 +210,7 @@ class Outcome(msgspec.Struct):
     step_fault: str | None = None
     """The rows could not be run: none is left in the batch, and each has only what was read."""
     prompt_faults: dict[int, str] = {}
-    """Prompts that could not be run, by job; their state is gone."""
+    """Prompts that could not be run, by prefill; their state is gone."""
     gap: float | None = None
     """Seconds between the last two reads."""
     pass_seconds: float | None = None

@@ -10,14 +10,14 @@ import mlx.core as mx
 import numpy as np
 
 from millrace.cache.state import RestoredState, restore_checkpoint
-from millrace.engine.batch import Batch, Prefill
+from millrace.engine.batch import Batch, PrefillChunk
 from millrace.engine.grammar import only
 from millrace.engine.row import Row
 from millrace.engine.runner import Runner, SequenceRun
 from millrace.engine.sampler import Sampler
 from millrace.protocol import Choice, Sampling, Submit
 
-_JOB = 1 << 40
+_PREFILL = 1 << 40
 """Numbers that no sequence has."""
 _STEPS = 2
 _AMONG = 4
@@ -54,16 +54,16 @@ def warm_up_draft(runner: Runner, chunk: int) -> None:
     """Prompts of all sizes, and a look ahead."""
     for size in runner.shapes.sizes(chunk):
         _prompt(runner, size)
-    runner.begin(_JOB)
-    mx.eval(runner.peek(_JOB, mx.array([0], mx.int32))[0])
-    runner.drop(_JOB)
+    runner.begin(_PREFILL)
+    mx.eval(runner.peek(_PREFILL, mx.array([0], mx.int32))[0])
+    runner.drop(_PREFILL)
 
 
 def _prompt(runner: Runner, length: int) -> None:
-    runner.begin(_JOB)
-    runner.run(mx.zeros((length,), mx.int32), [SequenceRun(_JOB, length)], [])
+    runner.begin(_PREFILL)
+    runner.run(mx.zeros((length,), mx.int32), [SequenceRun(_PREFILL, length)], [])
     runner.wait()
-    runner.drop(_JOB)
+    runner.drop(_PREFILL)
 
 
 def _batches(batch: Batch, runner: Runner, rows: int) -> None:
@@ -74,25 +74,25 @@ def _batches(batch: Batch, runner: Runner, rows: int) -> None:
         for _ in range(_STEPS):
             _step(batch)
         if runner.flat:
-            runner.begin(_JOB)
-            _step(batch, Prefill(_JOB, [0] * _PROMPT))
-            runner.drop(_JOB)
+            runner.begin(_PREFILL)
+            _step(batch, PrefillChunk(_PREFILL, [0] * _PROMPT))
+            runner.drop(_PREFILL)
     if batch:
         batch.drop(set(range(len(batch))))
 
 
-def _step(batch: Batch, *prompts: Prefill) -> None:
+def _step(batch: Batch, *prompts: PrefillChunk) -> None:
     batch.forward([], prompts)
     batch.sample()
     batch.read()
 
 
 def _join(batch: Batch, runner: Runner, request: Submit) -> None:
-    number = _JOB + 1 + len(batch)
+    number = _PREFILL + 1 + len(batch)
     length = len(request.prompt) - 1
-    runner.begin(_JOB)
-    runner.run(mx.zeros((length,), mx.int32), [SequenceRun(_JOB, length)], [])
-    batch.join(_JOB, [Row.of(request, Choice(0, 0), number)], request.prompt)
+    runner.begin(_PREFILL)
+    runner.run(mx.zeros((length,), mx.int32), [SequenceRun(_PREFILL, length)], [])
+    batch.join(_PREFILL, [Row.of(request, Choice(0, 0), number)], request.prompt)
 
 
 def _draws(batch: Batch, runner: Runner, rows: int) -> None:
@@ -128,9 +128,9 @@ def _bind(batch: Batch) -> None:
 def _keep_and_restore(runner: Runner, length: int) -> None:
     """The copies that the prefix cache makes."""
     layout = runner.layout
-    runner.begin(_JOB)
-    runner.run(mx.zeros((length,), mx.int32), [SequenceRun(_JOB, length)], [])
-    source, segments = runner.state_of(_JOB), runner.segments(pack=False)
+    runner.begin(_PREFILL)
+    runner.run(mx.zeros((length,), mx.int32), [SequenceRun(_PREFILL, length)], [])
+    source, segments = runner.state_of(_PREFILL), runner.segments(pack=False)
     segment = segments.keep(source, 0, length) if layout.cuttable else None
     found = RestoredState(runner.make_caches())
     if segment is not None:
@@ -138,9 +138,9 @@ def _keep_and_restore(runner: Runner, length: int) -> None:
         found.pages = segments.restore(found.caches, layout, [segment], length)
     if layout.rest:
         restore_checkpoint(found.caches, layout, source.checkpoint(), length, length)
-    runner.begin(_JOB)
-    runner.adopt(_JOB, found, length)
+    runner.begin(_PREFILL)
+    runner.adopt(_PREFILL, found, length)
     runner.wait()
     if segment is not None:
         segments.release(segment)
-    runner.drop(_JOB)
+    runner.drop(_PREFILL)

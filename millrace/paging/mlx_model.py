@@ -115,7 +115,7 @@ class MlxPagedModel:
             if shifts is not None:
                 more["deltas"] = mx.array(shifts, mx.int32)
         if vision is not None:
-            more["sight"] = vision
+            more["vision_input"] = vision
         logits = self._paged.run(inputs, at, names, mx.array(places, mx.int32), **more)
         return logits[: len(wanted)] if wanted else None
 

@@ -45,19 +45,19 @@ from millrace.protocol import (
 )
 from millrace.protocol.prefixes import CacheChanged, CacheReport
 from millrace.protocol.specprefill import Scoring, Selected
-from millrace.serving.active import Active, Outcome
-from millrace.serving.active_requests import ActiveRequests
 from millrace.serving.adapters import AdapterDesk, AdapterList
 from millrace.serving.admission import Admission
 from millrace.serving.connection import Connection, EngineGone
 from millrace.serving.encoding import EncodingInFlight
+from millrace.serving.engine_request import EngineRequest, Outcome
 from millrace.serving.in_flight import InFlight
 from millrace.serving.keeper import RESTARTS, Keeper, State
 from millrace.serving.metrics import ModelMetrics
+from millrace.serving.picture_supply import PictureSupply
 from millrace.serving.queries import CacheQueries, not_ready, patiently
 from millrace.serving.ranks.group import RankGroup
+from millrace.serving.request_table import RequestTable
 from millrace.serving.slices import in_slices
-from millrace.serving.supplying import PictureSupply
 from millrace.serving.suspicion import Suspicion
 
 log = logging.getLogger("millrace.serving")
@@ -94,7 +94,7 @@ class EngineClient:
         self.queries = CacheQueries(self._keeper.send)
         self._supply = PictureSupply(self._keeper.send_encoded, lambda: self.ready, self._failed)
         self._numbers = itertools.count(1)
-        self.in_flight = ActiveRequests()
+        self.in_flight = RequestTable()
         self.group: RankGroup | None = None
         self.when_idle: Callable[[], None] = lambda: None
         """Called when the last request has left."""
@@ -215,7 +215,7 @@ class EngineClient:
         except (msgspec.EncodeError, OverflowError, TypeError, ValueError) as error:
             raise BadRequest(f"The request cannot be passed on to the engine: {error}.") from error
 
-    def _enter(self, active: Active, timeout: float | None) -> None:
+    def _enter(self, active: EngineRequest, timeout: float | None) -> None:
         self.in_flight.add(active)
         self.metrics.arrived(active)
         if timeout is not None:
@@ -242,13 +242,13 @@ class EngineClient:
         """
         return self.cancel_all([r for r in self.in_flight.named(id) if r.visible_to(viewer)])
 
-    def cancel_all(self, found: Sequence[Active]) -> int:
+    def cancel_all(self, found: Sequence[EngineRequest]) -> int:
         """End any requests that are in flight."""
         # Backwards: those that the engine has not been given yet take nobody's place in it.
         in_slices(reversed(found), self._cancel)
         return len(found)
 
-    def _cancel(self, active: Active) -> None:
+    def _cancel(self, active: EngineRequest) -> None:
         if self.in_flight.get(active.number) is active:
             self._end(active, "cancelled", Cancelled("The request was cancelled."))
 
@@ -263,16 +263,16 @@ class EngineClient:
         for active in list(self.in_flight.values()):
             self._end(active, "error", error)
 
-    def _expire(self, active: Active, timeout: float) -> None:
+    def _expire(self, active: EngineRequest, timeout: float) -> None:
         if self.in_flight.get(active.number) is active:
             text = f"The request was not finished within its timeout of {timeout:g} seconds."
             self._end(active, "timeout", DeadlineExceeded(text))
 
-    def _abandon(self, active: Active) -> None:
+    def _abandon(self, active: EngineRequest) -> None:
         if self.in_flight.get(active.number) is active:
             self._end(active, "disconnected", None)
 
-    def _end(self, active: Active, outcome: Outcome, error: MillraceError | None) -> None:
+    def _end(self, active: EngineRequest, outcome: Outcome, error: MillraceError | None) -> None:
         """Let go of a request: here, in the engine, and in the books."""
         self.in_flight.remove(active)
         active.outcome = outcome
@@ -332,7 +332,7 @@ class EngineClient:
             except Exception as error:
                 self._failed(active, error)
 
-    def _settle(self, active: Active) -> None:
+    def _settle(self, active: EngineRequest) -> None:
         if not active.open and self.in_flight.get(active.number) is active:
             self._end(active, "ok", None)
 
@@ -423,7 +423,7 @@ class EngineClient:
             # The step was on its way when the last request left: it is not the last word.
             self.metrics.idle()
 
-    def _take(self, active: Active, part: StepPart) -> None:
+    def _take(self, active: EngineRequest, part: StepPart) -> None:
         match part, active:
             case RowTokens(), InFlight():
                 self._row(active, part)
@@ -454,7 +454,7 @@ class EngineClient:
         self.metrics.token(None if first else active.last_token - before, len(row.tokens))
         self._settle(active)
 
-    def _failed(self, active: Active, error: Exception) -> None:
+    def _failed(self, active: EngineRequest, error: Exception) -> None:
         """A fault of ours in what one request needs: it ends, the engine lets go of it."""
         log.error("request %s failed", active.id, exc_info=error)
         if self.in_flight.get(active.number) is active:

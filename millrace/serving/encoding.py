@@ -13,10 +13,10 @@ import msgspec
 
 from millrace.errors import MillraceError
 from millrace.protocol import Encode, Encoded
-from millrace.serving.active import Active
+from millrace.serving.engine_request import EngineRequest
 
 
-class EncodingInFlight(Active):
+class EncodingInFlight(EngineRequest):
     def __init__(
         self,
         id: str,

@@ -9,8 +9,8 @@ from millrace.errors import MillraceError
 from millrace.models.description import ModelDescription, inspect
 from millrace.models.encoders import encoder_in
 from millrace.models.window import read_config, window_of
+from millrace.serving.capability import Makes, makes
 from millrace.serving.catalogue import ModelSpec
-from millrace.serving.giving import Makes, makes
 from millrace.serving.sampling_defaults import shown_defaults
 
 

@@ -15,7 +15,7 @@ import msgspec
 from millrace.errors import MillraceError
 from millrace.protocol import Choice, Prefilled, PromptLogprobs, RowTokens, Submit
 from millrace.protocol.specprefill import Scoring, Selected
-from millrace.serving.active import Active, Outcome, Phase
+from millrace.serving.engine_request import EngineRequest, Outcome, Phase
 
 __all__ = ["InFlight", "Outcome", "Phase"]
 
@@ -26,7 +26,7 @@ MOST_QUEUED = 64
 """Steps whose tokens wait one by one for a reader; beyond, those of a choice are put together."""
 
 
-class InFlight(Active):
+class InFlight(EngineRequest):
     """A request for text."""
 
     def __init__(

@@ -19,7 +19,7 @@ from millrace.config import MetricsNames
 from millrace.protocol import DeviceMemory, Step
 from millrace.protocol.prefixes import HitKind
 from millrace.protocol.specprefill import Selected
-from millrace.serving.active import Active
+from millrace.serving.engine_request import EngineRequest
 from millrace.serving.history import EndedRequest, EndedRequests, Reading
 from millrace.serving.metric_names import NamedMetrics
 
@@ -202,7 +202,7 @@ class ModelMetrics:
         for timed in (all.ttft, all.e2e):
             timed.labels(model)
 
-    def arrived(self, active: Active) -> None:
+    def arrived(self, active: EngineRequest) -> None:
         self.totals.prompt_tokens += active.prompt_tokens
         self._all.prompt.labels(self.model).inc(active.prompt_tokens)
 
@@ -269,12 +269,12 @@ class ModelMetrics:
             self._all.sparse.labels(self.model, kind).inc(count)
         self._all.scoring.labels(self.model).inc(found.seconds)
 
-    def began(self, active: Active) -> None:
+    def began(self, active: EngineRequest) -> None:
         """The first of a request's texts is encoded."""
         assert active.first_token is not None
         self._all.ttft.labels(self.model).observe(active.first_token - active.arrived)
 
-    def first_token(self, active: Active) -> None:
+    def first_token(self, active: EngineRequest) -> None:
         assert active.first_token is not None
         self._all.ttft.labels(self.model).observe(active.first_token - active.arrived)
         if active.sparse is not None:
@@ -295,7 +295,7 @@ class ModelMetrics:
     def restarted(self) -> None:
         self._all.restarts.labels(self.model).inc()
 
-    def ended(self, active: Active, seconds: float) -> None:
+    def ended(self, active: EngineRequest, seconds: float) -> None:
         self.totals.requests += 1
         self._all.e2e.labels(self.model).observe(seconds)
         self._all.finished.labels(self.model, _reason(active)).inc()
@@ -303,13 +303,13 @@ class ModelMetrics:
         self._all.ended.add(_told(active, self.model, seconds))
 
 
-def _reason(active: Active) -> str:
+def _reason(active: EngineRequest) -> str:
     if active.outcome == "ok":
         return "length" if active.finish == "length" else "stop"
     return "error" if active.outcome == "error" else "abort"
 
 
-def _told(active: Active, model: str, seconds: float) -> EndedRequest:
+def _told(active: EngineRequest, model: str, seconds: float) -> EndedRequest:
     first, generated = active.first_token, active.tokens_generated
     decoding = active.last_token - first if first is not None else 0.0
     return EndedRequest(

@@ -19,9 +19,9 @@ from millrace.models.encoders import Encoder
 from millrace.models.window import read_config
 from millrace.protocol import Choice, Submit
 from millrace.serving.adapters import ServedAdapter
+from millrace.serving.capability import Gives, check_gives
 from millrace.serving.client import EngineClient
 from millrace.serving.encodings import Encodings
-from millrace.serving.giving import Gives, check_gives
 from millrace.serving.pictures import ModelPictures
 from millrace.serving.quotas import UsageQuota
 from millrace.serving.request import Request, fit

@@ -20,9 +20,9 @@ from millrace.models import short_names
 from millrace.models.description import FolderStamp, stamp
 from millrace.models.encoders import encoder_in
 from millrace.serving.adapters import AdapterLibrary, ServedAdapter
+from millrace.serving.capability import Gives, check_gives
 from millrace.serving.catalogue import Catalogue, ModelSpec
 from millrace.serving.facts import UNKNOWN, SpecFacts, facts_of
-from millrace.serving.giving import Gives, check_gives
 from millrace.serving.instance import Instance, Lease
 from millrace.serving.memory import OtherServers
 from millrace.serving.metrics import Metrics

@@ -1,4 +1,4 @@
-"""A chat request as every protocol hands it over: turns with typed parts, tools, and wishes.
+"""A chat request as every protocol hands it over: turns with typed parts, tools, and options.
 
 Owns the shape between the wires and the templates. What a template wants of it is `messages.py`'s
 to know, which takes it as `rendered` has it; what a wire calls it, its adapter's.

@@ -1,6 +1,6 @@
 """An endpoint as tests that hold all protocols to one bar see it: asked alike, and read alike.
 
-Wishes are in chat's words; each endpoint knows where it has a field for them. What it answers,
+Sampling fields are in chat's words; each endpoint knows where it has a field for them. What it answers,
 whole or streamed, is read as a client of its own would, into one and the same `Said`.
 """
 

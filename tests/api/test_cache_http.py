@@ -17,7 +17,7 @@ from conftest import Gate, Server, until
 
 from millrace.config import ApiKey, EngineConfig, ServeConfig
 from millrace.errors import SetupError
-from millrace.serving.warming import read_file
+from millrace.serving.warm_prompts import read_file
 
 SYSTEM = {"role": "system", "content": "You keep a mill by a river. " * 12}
 

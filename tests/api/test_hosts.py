@@ -16,7 +16,7 @@ from millrace.config import ApiKey, EngineConfig, ServeConfig
 from millrace.errors import SetupError
 from millrace.serving.catalogue import Catalogue
 from millrace.serving.metrics import Metrics
-from millrace.serving.opening import Opening, Workplace
+from millrace.serving.model_launcher import ModelLauncher, Workplace
 from millrace.serving.registry import Registry
 
 KEYS = (ApiKey(secret="sk-hosts"),)
@@ -28,9 +28,9 @@ def _config(**options: Any) -> ServeConfig:
 
 def _app(**options: Any) -> Any:
     metrics = Metrics()
-    opening = Opening(Workplace(), metrics, idle=1.0, max_queue=1)
+    launcher = ModelLauncher(Workplace(), metrics, idle=1.0, max_queue=1)
     return create_app(
-        Context(Registry(Catalogue([]), opening, metrics), _config(**options), metrics)
+        Context(Registry(Catalogue([]), launcher, metrics), _config(**options), metrics)
     )
 
 

@@ -33,7 +33,7 @@ from millrace.config import EngineConfig, ServeConfig
 from millrace.serving.access import OPEN_PATHS
 from millrace.serving.catalogue import Catalogue
 from millrace.serving.metrics import Metrics
-from millrace.serving.opening import Opening, Workplace
+from millrace.serving.model_launcher import ModelLauncher, Workplace
 from millrace.serving.registry import Registry
 
 CASES = int(os.environ.get("MILLRACE_FUZZ", "0"))
@@ -46,8 +46,8 @@ HELLO = [{"role": "user", "content": "hi"}]
 def app() -> Any:
     config = ServeConfig(engine=EngineConfig(model="none", name="none"))
     metrics = Metrics()
-    opening = Opening(Workplace(), metrics, idle=1.0, max_queue=1)
-    registry = Registry(Catalogue([]), opening, metrics)
+    launcher = ModelLauncher(Workplace(), metrics, idle=1.0, max_queue=1)
+    registry = Registry(Catalogue([]), launcher, metrics)
     return create_app(Context(registry, config, metrics))
 
 

@@ -16,7 +16,7 @@ from millrace.config import ApiKey, EngineConfig, ServeConfig
 from millrace.models import blas, suggestions
 from millrace.serving.catalogue import Catalogue
 from millrace.serving.metrics import Metrics
-from millrace.serving.opening import Opening, Workplace
+from millrace.serving.model_launcher import ModelLauncher, Workplace
 from millrace.serving.registry import Registry
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8"
@@ -28,8 +28,8 @@ def app() -> Any:
         engine=EngineConfig(model="none", name="none"), api_keys=(ApiKey(secret="sk-page"),)
     )
     metrics = Metrics()
-    opening = Opening(Workplace(), metrics, idle=1.0, max_queue=1)
-    registry = Registry(Catalogue([]), opening, metrics, limit=16 * 10**9)
+    launcher = ModelLauncher(Workplace(), metrics, idle=1.0, max_queue=1)
+    registry = Registry(Catalogue([]), launcher, metrics, limit=16 * 10**9)
     return create_app(Context(registry, config, metrics))
 
 

@@ -53,7 +53,7 @@ SHAPES: dict[str, tuple[Layers, StateSizes]] = {
     "pages": (Layers(False), StateSizes(100, page=4)),
     "pages beside states": (Layers(True), StateSizes(100, 70, page=4)),
 }
-JOB = Source("job", 1)
+JOB = Source("prefill", 1)
 
 State = tuple[str, tuple[int, ...]]
 """A salt and the tokens up to and with the one whose state it is."""

@@ -30,7 +30,7 @@ from millrace.cache.state import (
 )
 from millrace.cache.store import SegmentStore, StateLost
 
-JOB = Source("job", 1)
+JOB = Source("prefill", 1)
 
 
 @pytest.fixture(scope="module", params=list(SHAPES))

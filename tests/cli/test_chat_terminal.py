@@ -14,7 +14,7 @@ from cli.terminals import Typist
 from rich.console import Console
 
 from millrace.cli import typed
-from millrace.cli.answers_shown import MarkdownAnswer, finished
+from millrace.cli.answer_display import MarkdownAnswer, finished
 
 PASTE = "\x1b[200~def f():\r    return 1\r/quit is no command here\x1b[201~"
 PASTED = "def f():\n    return 1\n/quit is no command here"
@@ -90,7 +90,7 @@ def test_answers_look_the_same_however_they_come(
     size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "# One\n\nA *b* [c](http://d.example)\nline\n\n```py\nx = 1\n```\n\n1. a\n2. b\n\n<hr>\n\nend"
-    monkeypatch.setattr("millrace.cli.answers_shown._EVERY", 0.0)
+    monkeypatch.setattr("millrace.cli.answer_display._EVERY", 0.0)
     out = Console(file=io.StringIO(), width=60, force_terminal=False)
     answer = MarkdownAnswer(out)
     for at in range(0, len(text), size):

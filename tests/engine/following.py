@@ -15,8 +15,8 @@ from millrace.engine.ranks.order import Order, checksum, encoder
 from millrace.engine.runner import Runner
 from millrace.engine.sampler import Sampler
 from millrace.engine.sampling import HostSampling
-from millrace.engine.sights import Sights
 from millrace.engine.turn import Seen, Turn
+from millrace.engine.vision_inputs import VisionInputs
 from millrace.models.splitting import behead
 from millrace.protocol import Picture
 
@@ -40,7 +40,9 @@ def follower_of(model: Any, vocabulary: int | None = None) -> Follower:
     store = SegmentStore(runner.make_caches, runner.layout, None, runner.segments(pack=False))
     sampler = Sampler(HostSampling())
     adapters = Adapters(runner.adapters, 0)
-    sights = Sights(model)
+    vision_inputs = VisionInputs(model)
     return Follower(
-        FollowingExecutor(runner, sampler, adapters, sights, None, store, vocabulary=vocabulary)
+        FollowingExecutor(
+            runner, sampler, adapters, vision_inputs, None, store, vocabulary=vocabulary
+        )
     )

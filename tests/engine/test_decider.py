@@ -10,7 +10,7 @@ from engine.world import World
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.engine.books import PRIORITY_SECONDS
+from millrace.engine.sequences import PRIORITY_SECONDS
 from millrace.engine.turn import Begin, decoder, encoder
 from millrace.protocol import Abort, AbortChoice, Choice, Sampling, Submit
 
@@ -391,10 +391,10 @@ def test_who_gives_way_goes_after_longer_ones_and_waits_for_nobody() -> None:
     begun = []
     while len(begun) < 4:
         turn = world.turn()
-        begun += [o.job for o in turn.operations if isinstance(o, Begin)]
+        begun += [o.prefill for o in turn.operations if isinstance(o, Begin)]
         if len(begun) == 1:
-            jobs = {j.number: j.request.id for j in world.decider._scheduler.jobs()}
-    assert [jobs[number] for number in begun] == [2, 1, 3, 0]
+            prefills = {j.number: j.request.id for j in world.decider._scheduler.prefills()}
+    assert [prefills[number] for number in begun] == [2, 1, 3, 0]
     world.run()
     world.put(Submit(9, [3] * 20, [Choice(0, 0)], 5, Sampling(), behind=60.0))
     begin = world.now

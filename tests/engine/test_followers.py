@@ -31,12 +31,12 @@ from millrace.engine.ranks.executors import FollowingExecutor
 from millrace.engine.ranks.follower import Drifted, Follower
 from millrace.engine.ranks.leader import smallest
 from millrace.engine.ranks.order import Close, Order, Share, checksum, encoder, from_leader
-from millrace.engine.ranks.shown import packed
+from millrace.engine.ranks.picture_features import packed
 from millrace.engine.runner import Runner
 from millrace.engine.sampler import Sampler
 from millrace.engine.sampling import HostSampling
-from millrace.engine.sights import Sights
 from millrace.engine.turn import EncodePicture, Seen, Turn
+from millrace.engine.vision_inputs import VisionInputs
 from millrace.models.vision.splitting import follow
 from millrace.protocol import Abort, AbortChoice, Choice, Picture, Sampling, Submit
 
@@ -128,15 +128,15 @@ def test_a_picture_that_becomes_more_than_ranks_are_sent_fails_its_own_requests(
     told = world.told[ONE]
     span = told.spans[0]
     runner = Runner(world.model)
-    sights = Sights(world.model)
-    made = runner, Sampler(HostSampling()), Adapters(runner.adapters, 0), sights
+    vision_inputs = VisionInputs(world.model)
+    made = runner, Sampler(HostSampling()), Adapters(runner.adapters, 0), vision_inputs
     executor = executors.LeadingExecutor(*made)
-    sights.arrived(world.album[span.digest])
+    vision_inputs.arrived(world.album[span.digest])
     run = told.prompt[span.start : span.start + span.length]
     turn = Turn(1, [EncodePicture(span.digest, run, [7])])
     (result,) = executor.execute(turn, lambda step: None).pictures
     assert not result.done and result.problem is not None and "ranks are sent" in result.problem
-    assert result.requests == [7] and sights.features(span.digest) is None
+    assert result.requests == [7] and vision_inputs.features(span.digest) is None
 
 
 def test_a_follower_that_has_no_vision_tower_is_shown_what_pictures_became(world: World) -> None:
@@ -151,7 +151,7 @@ def test_a_follower_that_has_no_vision_tower_is_shown_what_pictures_became(world
     assert not model.inner.vision_tower.parameters()
     runner = Runner(model)
     store = SegmentStore(runner.make_caches, runner.layout, None, runner.segments(pack=False))
-    made = runner, Sampler(HostSampling()), Adapters(runner.adapters, 0), Sights(model)
+    made = runner, Sampler(HostSampling()), Adapters(runner.adapters, 0), VisionInputs(model)
     follower = Follower(FollowingExecutor(*made, None, store))
     for raw in first.orders:
         assert follower.obey(from_leader.decode(raw))

@@ -75,7 +75,7 @@ def test_turns_with_pictures_replay_in_a_second_engine(world: World) -> None:
     for (raw, turn), pixels in zip(first.journal, first.pixels, strict=True):
         seen, recorded = msgspec.msgpack.decode(raw, type=Seen), decoder.decode(turn)
         for picture in pictures.decode(pixels):
-            engine._sights.arrived(picture)
+            engine._vision_inputs.arrived(picture)
         # What took how long is the first engine's; all else is the second one's own.
         outcome.gap, outcome.pass_seconds = seen.outcome.gap, seen.outcome.pass_seconds
         for mine, its in zip(outcome.pictures, seen.outcome.pictures, strict=True):

@@ -67,8 +67,8 @@ def test_what_a_displaced_prompt_finds_of_itself_is_not_reported_as_found(model:
     bench.put(Submit(1, PROMPT, [Choice(0, 0)], 6, GREEDY), turns=3)
     other = [(5 * n + 3) % VOCAB for n in range(300)]
     bench.run([Submit(2, other, [Choice(0, 0)], 6, GREEDY, priority=1)])
-    jobs = [b.job for b in bench.begun()]
-    assert jobs == [jobs[0], jobs[1], jobs[0]], "the first was not displaced"
+    prefills = [b.prefill for b in bench.begun()]
+    assert prefills == [prefills[0], prefills[1], prefills[0]], "the first was not displaced"
     mine = [p for p in bench.parts if p.id == 1]
     dones = [p.done for p in mine]
     assert dones == sorted(dones) and dones[1] > 0, "it found what it had"

@@ -12,7 +12,7 @@ from pictures import animated, painted
 from vision_kinds import VARIANTS
 from vision_models import picture
 
-from millrace.engine.sights import _array
+from millrace.engine.vision_inputs import _array
 from millrace.models.vision.families import FAMILIES
 from millrace.models.vision.model import VisionLanguageModel
 from millrace.models.vision.stages import Pace

@@ -46,8 +46,13 @@ class Eyes(Bench):
     @property
     def held(self) -> list[str]:
         """Pictures that the engine has anything of."""
-        sights = self.engine._sights
-        return [*sights._pixels, *sights._arrays, *sights._under_way, *sights._features]
+        vision_inputs = self.engine._vision_inputs
+        return [
+            *vision_inputs._pixels,
+            *vision_inputs._arrays,
+            *vision_inputs._under_way,
+            *vision_inputs._features,
+        ]
 
     def _deliver(self, message: FromEngine) -> None:
         if isinstance(message, PicturesWanted):

@@ -178,16 +178,16 @@ class World:
                     self._rows[number] = SimRow(
                         number, request, choice.index, list(choice.generated)
                     )
-            case Begin(job=job, rows=numbers):
+            case Begin(prefill=prefill, rows=numbers):
                 rows = [self._rows[n] for n in numbers]
                 length = len(rows[0].request.prompt) + len(rows[0].tokens)
-                self._prompts[job] = SimPrompt(rows, length)
+                self._prompts[prefill] = SimPrompt(rows, length)
             case Pass():
                 self._pass(operation)
-            case Release(job=job):
-                del self._prompts[job]
-            case Join(job=job, rows=numbers):
-                prompt = self._prompts.pop(job)
+            case Release(prefill=prefill):
+                del self._prompts[prefill]
+            case Join(prefill=prefill, rows=numbers):
+                prompt = self._prompts.pop(prefill)
                 assert prompt.done == prompt.length - 1
                 joined = [self._rows[n] for n in numbers]
                 for row in joined:
@@ -220,7 +220,7 @@ class World:
         assert rows or prompts, "an empty pass"
         assert bool(self.batch) == rows, "rows are left out"
         assert rows or operation.wait
-        assert len({run.job for run in prompts}) == len(prompts)
+        assert len({run.prefill for run in prompts}) == len(prompts)
         drafted = sum(map(len, operation.drafts.values()))
         tokens = len(self.batch) + drafted + sum(run.count for run in prompts)
         counts = [run.count for run in prompts]
@@ -243,10 +243,10 @@ class World:
             self.now = self._done
 
     def _prefill(self, run: PromptRun) -> None:
-        prompt = self._prompts[run.job]
+        prompt = self._prompts[run.prefill]
         if self._poisoned_prompt(prompt.rows[0].request):
-            self._outcome.prompt_faults[run.job] = "poisoned"
-            del self._prompts[run.job]
+            self._outcome.prompt_faults[run.prefill] = "poisoned"
+            del self._prompts[run.prefill]
             return
         assert run.count > 0
         prompt.done += run.count

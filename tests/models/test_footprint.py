@@ -17,7 +17,7 @@ from millrace.models import blas
 from millrace.models.footprint import MIB, device_budget, footprint
 from millrace.serving.catalogue import ModelSpec
 from millrace.serving.metrics import Metrics
-from millrace.serving.opening import Opening, Workplace
+from millrace.serving.model_launcher import ModelLauncher, Workplace
 
 CONFIG = {
     "model_type": "llama",
@@ -108,13 +108,13 @@ def test_broken_weights_are_told(tmp_path: Path) -> None:
 
 
 def test_an_engine_is_told_its_share(tmp_path: Path) -> None:
-    opening = Opening(Workplace(), Metrics(), idle=1.0, max_queue=1)
+    launcher = ModelLauncher(Workplace(), Metrics(), idle=1.0, max_queue=1)
     folder = str(_folder(tmp_path, {"a": ("F32", [1])}))
 
     def told(state: int, **more: Any) -> tuple[int | None, int | None]:
         spec = ModelSpec(engine=EngineConfig(model=folder, name="m", **more))
-        least = opening.need(spec).least
-        found = opening.told(spec, max(state, least))
+        least = launcher.need(spec).least
+        found = launcher.told(spec, max(state, least))
         assert (found.kv_memory or 0) + (found.cache_memory or 0) <= max(state, least)
         return found.kv_memory, found.cache_memory
 
@@ -128,26 +128,26 @@ def test_an_engine_is_told_its_share(tmp_path: Path) -> None:
 
 
 def test_a_draft_is_counted_with_its_model(tmp_path: Path) -> None:
-    opening = Opening(Workplace(), Metrics(), idle=1.0, max_queue=1)
+    launcher = ModelLauncher(Workplace(), Metrics(), idle=1.0, max_queue=1)
     for name, size in (("model", 1000), ("draft", 600)):
         (tmp_path / name).mkdir()
         _folder(tmp_path / name, {"a": ("F32", [size, 1024])})
     config = EngineConfig(model=str(tmp_path / "model"), name="m")
     draft = SpecPrefillConfig(draft=str(tmp_path / "draft"))
     alone, both = (
-        opening.need(ModelSpec(engine=msgspec.structs.replace(config, specprefill=sparse)))
+        launcher.need(ModelSpec(engine=msgspec.structs.replace(config, specprefill=sparse)))
         for sparse in (None, draft)
     )
     assert both.fixed - alone.fixed >= 600 * 4096
     for more in ({}, {"kv_memory": 64 * MIB, "cache_memory": 32 * MIB}, {"cache": False}):
         given = msgspec.structs.replace(config, specprefill=draft, **more)
-        least = opening.need(ModelSpec(engine=given)).least
-        found = opening.told(ModelSpec(engine=given), least)
+        least = launcher.need(ModelSpec(engine=given)).least
+        found = launcher.told(ModelSpec(engine=given), least)
         assert found.draft_memory and found.kv_memory
         assert found.draft_memory + found.kv_memory + (found.cache_memory or 0) <= least
     encoder = msgspec.structs.replace(config, specprefill=draft, task="embed")
     with pytest.raises(SetupError, match="models that make text"):
-        opening.need(ModelSpec(engine=encoder))
+        launcher.need(ModelSpec(engine=encoder))
 
 
 def test_the_device_has_a_budget() -> None:

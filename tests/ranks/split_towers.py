@@ -19,10 +19,10 @@ import msgspec
 from mlx_lm.models.cache import make_prompt_cache
 from vision_models import Reader, Told, picture
 
-from millrace.engine.ranks.order import Shown
-from millrace.engine.ranks.shown import packed, unpacked
-from millrace.engine.sights import Sights
+from millrace.engine.ranks.order import PictureFeatures
+from millrace.engine.ranks.picture_features import packed, unpacked
 from millrace.engine.turn import EncodePicture
+from millrace.engine.vision_inputs import VisionInputs
 from millrace.models.placement import place
 from millrace.models.vision import splitting
 from millrace.models.vision.families import vision_in
@@ -37,20 +37,20 @@ def main() -> None:
         whole = _loaded(model)  # whose module brings its processor's class
         told = _read(model)
         request = Submit(1, told.prompt, [Choice(0, 1)], 4, Sampling(0.0), media=told.spans)
-        sights = Sights(whole)
+        vision_inputs = VisionInputs(whole)
         for span in told.spans:
-            sights.arrived(told.pictures[span.digest])
+            vision_inputs.arrived(told.pictures[span.digest])
             run = told.prompt[span.start : span.start + span.length]
-            assert sights.encode(EncodePicture(span.digest, run, [])).problem is None
-        shown = [packed(s.digest, sights.features(s.digest)) for s in told.spans]
-        expected = _run(whole, sights, request)
+            assert vision_inputs.encode(EncodePicture(span.digest, run, [])).problem is None
+        shown = [packed(s.digest, vision_inputs.features(s.digest)) for s in told.spans]
+        expected = _run(whole, vision_inputs, request)
         for how in ("tensor", "pipeline"):
             part = _loaded(model)
             if (problem := splitting.problem(part, how, 2)) is not None:
                 _say(rank, {"model": model.name, "how": how, "problem": problem})
                 continue
             splitting.split(part, how, group)
-            mine = Sights(part)
+            mine = VisionInputs(part)
             for each in _through_the_wire(shown):
                 mine.take(each.digest, unpacked(each))
             found = _run(part, mine, request)
@@ -66,8 +66,8 @@ def _read(folder: Path) -> Told:
     return reader.read("see {} and {}, I", picture(60, 90), picture(56, 40, 1))
 
 
-def _through_the_wire(shown: list[Shown]) -> list[Shown]:
-    return msgspec.msgpack.decode(msgspec.msgpack.encode(shown), type=list[Shown])
+def _through_the_wire(shown: list[PictureFeatures]) -> list[PictureFeatures]:
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(shown), type=list[PictureFeatures])
 
 
 def _loaded(folder: Path) -> Any:
@@ -77,13 +77,13 @@ def _loaded(folder: Path) -> Any:
     return place(model, "f32", "cpu", own=False, whole=False)
 
 
-def _run(model: Any, sights: Sights, request: Submit) -> list[mx.array]:
+def _run(model: Any, vision_inputs: VisionInputs, request: Submit) -> list[mx.array]:
     """Logits of a prompt in one chunk, and of three steps with given tokens after it."""
-    view = sights.view(request, len(request.prompt))
+    view = vision_inputs.view(request, len(request.prompt))
     caches = make_prompt_cache(model)
     length = len(request.prompt)
-    sight = sights.chunk(view, 0, length)
-    found = [model(mx.array([request.prompt]), cache=caches, sight=sight)]
+    vision_input = vision_inputs.chunk(view, 0, length)
+    found = [model(mx.array([request.prompt]), cache=caches, vision_input=vision_input)]
     mx.eval(found, [c.state for c in caches])
     deltas = mx.array([view.delta], mx.int32)
     more = {"deltas": deltas} if view.delta else {}

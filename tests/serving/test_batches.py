@@ -9,13 +9,13 @@ import pytest
 
 from millrace.errors import BadRequest, Overloaded, RateLimited
 from millrace.protocol import Choice, RowTokens, Submit
-from millrace.serving.active_requests import ActiveRequests
 from millrace.serving.admission import Admission
 from millrace.serving.arrivals import Arrivals
 from millrace.serving.batches import MOST_PROMPTS, PromptCount, check_count, prompts_in
 from millrace.serving.group import Group, firsts
 from millrace.serving.in_flight import InFlight
 from millrace.serving.limits import RateLimits
+from millrace.serving.request_table import RequestTable
 from millrace.serving.slices import SLICE, SlicePace, in_slices
 from millrace.serving.suspicion import Cause, Milestone, Suspicion
 from millrace.text.deltas import Delta, TextFinish, Usage
@@ -98,7 +98,7 @@ def in_flight(id: str, number: int) -> InFlight:
 
 
 def test_requests_are_found_counted_and_let_go_of_without_a_look_at_the_others() -> None:
-    book = ActiveRequests()
+    book = RequestTable()
     parts = [in_flight(f"group#{n}", n) for n in range(MANY)]
     began = time.monotonic()
     for part in parts:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from millrace.caller import current_caller
 from millrace.errors import Overloaded
 from millrace.protocol import Choice, Submit
-from millrace.serving.active_requests import ActiveRequests
 from millrace.serving.admission import Admission
 from millrace.serving.in_flight import InFlight
+from millrace.serving.request_table import RequestTable
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +82,7 @@ def test_the_total_is_bounded_and_shares_are_kept(asked: list[tuple[str, int]]) 
 
 
 def test_callers_take_turns_at_the_engine() -> None:
-    requests = ActiveRequests()
+    requests = RequestTable()
     numbers = iter(range(1, 100))
 
     def add(caller: str, count: int) -> list[int]:

@@ -18,8 +18,8 @@ from millrace.media.processor import ProcessedPicture, ProcessTask
 from millrace.protocol import Span
 from millrace.serving.in_flight import InFlight
 from millrace.serving.media import MediaDesk
+from millrace.serving.picture_supply import PictureSupply
 from millrace.serving.pictures import HeldPicture, ModelPictures, prepared
-from millrace.serving.supplying import PictureSupply
 from millrace.text.conversation import Conversation, ConversationTurn, ImagePart, TextPart
 from millrace.text.pictures import PictureWords
 

@@ -13,7 +13,7 @@ from millrace.servers import ServerMemory, ServerRecord
 from millrace.serving.catalogue import Catalogue, ModelSpec
 from millrace.serving.memory import OtherServers
 from millrace.serving.metrics import Metrics
-from millrace.serving.opening import Opening, Workplace
+from millrace.serving.model_launcher import ModelLauncher, Workplace
 from millrace.serving.registry import Registry
 
 GB = 10**9
@@ -30,9 +30,9 @@ CARD = ServerRecord(
 
 
 def registry_of(found: list[ServerRecord], metrics: Metrics) -> Registry:
-    opening = Opening(Workplace(), metrics, idle=1.0, max_queue=1)
+    launcher = ModelLauncher(Workplace(), metrics, idle=1.0, max_queue=1)
     others = OtherServers(lambda: found, "host")
-    return Registry(Catalogue([]), opening, metrics, limit=16 * GB, others=others)
+    return Registry(Catalogue([]), launcher, metrics, limit=16 * GB, others=others)
 
 
 def test_the_limit_leaves_what_others_hold_and_follows_them(
@@ -56,10 +56,10 @@ def test_a_model_that_does_not_fit_beside_others_is_refused_with_what_they_hold(
         metrics = Metrics()
         taken = ServerMemory(weights=1 * GB, ceiling=18 * GB, held=16 * GB - 100 * 10**6)
         record = ServerRecord(host="127.0.0.1", port=8001, pid=1, name="one", memory=taken)
-        opening = Opening(Workplace(), metrics, idle=1.0, max_queue=1)
+        launcher = ModelLauncher(Workplace(), metrics, idle=1.0, max_queue=1)
         spec = ModelSpec(EngineConfig(model=str(default_model), name="m"), named=True)
         others = OtherServers(lambda: [record], "host")
-        registry = Registry(Catalogue([spec]), opening, metrics, limit=16 * GB, others=others)
+        registry = Registry(Catalogue([spec]), launcher, metrics, limit=16 * GB, others=others)
         registry.preload([spec])
 
     with pytest.raises(OutOfMemory) as refused:

@@ -23,7 +23,7 @@ from millrace.config import AdapterConfig, EngineConfig
 from millrace.errors import ModelError, SetupError
 from millrace.serving.catalogue import ModelSpec
 from millrace.serving.metrics import Metrics
-from millrace.serving.opening import Opening, Workplace
+from millrace.serving.model_launcher import ModelLauncher, Workplace
 from millrace.serving.ranks.group import RankGroup
 from millrace.serving.ranks.versions import here, others
 
@@ -161,9 +161,9 @@ def test_what_a_split_model_cannot_have_is_refused_at_the_start(folder: str) -> 
         ({"task": "embed"}, "makes numbers"),
     ):
         spec = ModelSpec(engine=msgspec.structs.replace(config, **more))
-        opening = Opening(Workplace(), Metrics(), idle=1, max_queue=1)
+        launcher = ModelLauncher(Workplace(), Metrics(), idle=1, max_queue=1)
         with pytest.raises(SetupError, match=told):
-            opening.need(spec)
+            launcher.need(spec)
 
 
 def test_every_start_of_a_group_has_a_secret_of_its_own(folder: str) -> None:

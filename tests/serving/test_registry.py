@@ -18,7 +18,7 @@ from millrace.serving.group import Group
 from millrace.serving.instance import Instance, Lease
 from millrace.serving.metrics import Metrics
 from millrace.serving.model import ServedModel
-from millrace.serving.opening import Opening, Workplace
+from millrace.serving.model_launcher import ModelLauncher, Workplace
 from millrace.serving.registry import Registry
 from millrace.serving.residency import Need
 
@@ -40,7 +40,7 @@ class _Nowhere(Workplace):
         return _never
 
 
-class _Slow(Opening):
+class _Slow(ModelLauncher):
     """Nobody knows what a model needs before all who ask do; its text side is never read."""
 
     def __init__(self, metrics: Metrics) -> None:

@@ -12,17 +12,17 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from millrace.api.answer import as_json, whole
+from millrace.api.cache_warming import finish, request_of
 from millrace.api.context import context_of
 from millrace.api.leases import all_loaded, leased
 from millrace.api.openapi.describe import RUNS, describe
 from millrace.api.prelude import Border, ignored_header
 from millrace.api.running import run
-from millrace.api.warming import finish, request_of
 from millrace.errors import BadRequest
 from millrace.protocol.prefixes import HitKind, TierReport
 from millrace.serving.model import ServedModel
 from millrace.serving.ranges import Salt
-from millrace.serving.warming import Talk, Warmed
+from millrace.serving.warm_prompts import Talk, Warmed
 
 router = APIRouter()
 _NO_HITS: dict[HitKind, int] = dict.fromkeys(get_args(HitKind), 0)

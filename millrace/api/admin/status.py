@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from millrace.api.moments import moment
-from millrace.serving.active import Active
+from millrace.api.timestamps import moment
 from millrace.serving.adapters import ServedAdapter
 from millrace.serving.client import EngineClient
+from millrace.serving.engine_request import EngineRequest
 from millrace.serving.history import EndedRequest, EndedRequests
 from millrace.serving.instance import Instance
 from millrace.serving.keeper import State
@@ -142,7 +142,7 @@ def _memory(client: EngineClient) -> dict[str, int] | None:
     return msgspec.structs.asdict(memory) | {"total": ready.device_bytes}
 
 
-def _request(active: Active) -> dict[str, Any]:
+def _request(active: EngineRequest) -> dict[str, Any]:
     now = time.monotonic()
     first = active.first_token
     generated, prompt = active.tokens_generated, active.prompt_tokens

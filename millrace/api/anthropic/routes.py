@@ -24,12 +24,12 @@ from millrace.api.context import request_id
 from millrace.api.openapi.describe import RUNS, SSE, describe
 from millrace.api.prelude import Asked, Border
 from millrace.api.running import run
-from millrace.api.stripped import note
+from millrace.api.stripped_header import note
 from millrace.errors import BadRequest
 from millrace.serving.pictures import prepared
 from millrace.serving.request import Request
 from millrace.serving.running import Running
-from millrace.serving.wishes import fill, wishes_of
+from millrace.serving.sampling_fields import fill, sampling_fields
 from millrace.text.conversation import Conversation
 from millrace.text.tasks import PromptLength
 
@@ -87,7 +87,7 @@ async def count_tokens(http: HttpRequest) -> Response:
 
 def _request(asked: Asked[MessagesRequest], id: str, ready: PreparedRequest) -> Request:
     request = asked.model.chat(id, ready.chat, ready.demand)
-    return fill(request, wishes_of(asked.wire, stop="stop_sequences"), asked.model, _HERE)
+    return fill(request, sampling_fields(asked.wire, stop="stop_sequences"), asked.model, _HERE)
 
 
 def _count(asked: Asked[PromptFields], id: str, ready: PreparedRequest) -> PromptLength:

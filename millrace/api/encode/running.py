@@ -16,8 +16,8 @@ from millrace.api.running import origin_of
 from millrace.errors import BadRequest
 from millrace.protocol import Encoded, EncodingKind
 from millrace.serving.batches import PromptCount, is_token, prompts_in
+from millrace.serving.dispatch import run_encoding
 from millrace.serving.encodings import Encodings, numbers, rows
-from millrace.serving.handing import run_encoding
 from millrace.serving.model import ServedModel
 from millrace.text.inputs import Cut, Inputs
 

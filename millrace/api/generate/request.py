@@ -20,7 +20,7 @@ from millrace.serving.batches import PromptCount, prompts_in
 from millrace.serving.model import ServedModel
 from millrace.serving.pictures import RawPrompt
 from millrace.serving.request import Request, check_tokens
-from millrace.serving.wishes import fill, wishes_of
+from millrace.serving.sampling_fields import fill, sampling_fields
 from millrace.text.conversation import ImagePart
 from millrace.text.grammar import demand_of
 
@@ -31,7 +31,7 @@ _NAMES = {
     "seed": "sampling_seed",
     "include_stop_str_in_output": "no_stop_trim",
 }
-"""Wishes by the names that SGLang has for them."""
+"""Sampling fields by SGLang's names."""
 _HERE = {"stop": "sampling_params.stop"}
 
 
@@ -192,7 +192,7 @@ def _request(id: str, prompt: list[int], wire: SamplingParams, model: ServedMode
         {"json_schema": wire.json_schema, "regex": wire.regex, "ebnf": wire.ebnf},
     )
     request = Request(id=id, prompt=prompt, grammar=model.form(demand))
-    fill(request, wishes_of(wire, **_NAMES), model, _HERE)
+    fill(request, sampling_fields(wire, **_NAMES), model, _HERE)
     request.default_tokens = DEFAULT_TOKENS
     if wire.max_new_tokens is None:
         request.max_tokens = None

@@ -18,9 +18,9 @@ from millrace.api.answer import as_json
 from millrace.api.body import convert, read_object
 from millrace.api.context import context_of
 from millrace.api.leases import leased
-from millrace.api.moments import moment
 from millrace.api.ollama.names import tagged
 from millrace.api.openapi.describe import READS, describe
+from millrace.api.timestamps import moment
 from millrace.errors import BadRequest, ModelError, Unsupported
 from millrace.models import description
 from millrace.models.description import ModelDescription, inspect, stamp

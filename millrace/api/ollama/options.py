@@ -10,7 +10,7 @@ from millrace.api.ollama.schema import KNOWN_OPTIONS, REFUSED_OPTIONS, OllamaCom
 from millrace.errors import BadRequest
 from millrace.serving.model import ServedModel
 from millrace.serving.request import Request
-from millrace.serving.wishes import fill, wishes_of
+from millrace.serving.sampling_fields import fill, sampling_fields
 from millrace.text.grammar import Demand, any_object
 
 _HERE = {"stop": "options.stop", "bad_words": "options.bad_words"}
@@ -28,10 +28,10 @@ def place(request: Request, wire: OllamaCommon, model: ServedModel) -> list[str]
     """Place the options; returns the names of those that have no effect here."""
     options = wire.options or Options()
     ignored = []
-    wishes = wishes_of(options, repetition_penalty="repeat_penalty")
+    fields = sampling_fields(options, repetition_penalty="repeat_penalty")
     if options.repeat_last_n == 0:
-        wishes.presence_penalty = wishes.frequency_penalty = 0.0
-        wishes.repetition_penalty = 1.0
+        fields.presence_penalty = fields.frequency_penalty = 0.0
+        fields.repetition_penalty = 1.0
     elif _narrow(options, model.window) and _penalised(options):
         ignored.append("options.repeat_last_n")
     if options.num_ctx is not None and options.num_ctx > model.window:
@@ -43,11 +43,11 @@ def place(request: Request, wire: OllamaCommon, model: ServedModel) -> list[str]
         )
     if wire.top_logprobs and not wire.logprobs:
         raise BadRequest("top_logprobs needs logprobs: true.", param="top_logprobs")
-    wishes.seed = None if options.seed == -1 else options.seed
-    wishes.cache_salt = wire.cache_salt
-    wishes.priority = wire.priority
-    wishes.timeout = wire.timeout
-    fill(request, wishes, model, _HERE)
+    fields.seed = None if options.seed == -1 else options.seed
+    fields.cache_salt = wire.cache_salt
+    fields.priority = wire.priority
+    fields.timeout = wire.timeout
+    fill(request, fields, model, _HERE)
     wire.apply(request)
     if options.num_predict is not None:
         request.max_tokens = options.num_predict if options.num_predict > 0 else None

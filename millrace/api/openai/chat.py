@@ -31,8 +31,8 @@ from millrace.serving.forms import demanded
 from millrace.serving.model import ServedModel
 from millrace.serving.pictures import prepared
 from millrace.serving.request import Request
+from millrace.serving.sampling_fields import fill, sampling_fields
 from millrace.serving.thinking import strange_arguments, thinking_of
-from millrace.serving.wishes import fill, wishes_of
 from millrace.text.conversation import Conversation, turn_of
 from millrace.text.dialect import Dialect
 
@@ -80,9 +80,9 @@ def _request(
 ) -> tuple[Request, list[str]]:
     """The request, and the names of what was left out of it."""
     request = model.chat(id, chat, demanded(wire))
-    wishes = wishes_of(wire)
-    wishes.max_tokens = token_limit(wire)
-    fill(request, wishes, model)
+    fields = sampling_fields(wire)
+    fields.max_tokens = token_limit(wire)
+    fill(request, fields, model)
     request.logprobs = (wire.top_logprobs or 0) if wire.logprobs else None
     ignored = [*offer.ignored, *(_HERE[name] for name in model.dialect.ignored(chat))]
     if wire.web_search_options is not None:

@@ -24,7 +24,7 @@ from millrace.serving.batches import PromptCount, is_token, prompts_in
 from millrace.serving.forms import demanded
 from millrace.serving.model import ServedModel
 from millrace.serving.request import Request, check_tokens
-from millrace.serving.wishes import fill, wishes_of
+from millrace.serving.sampling_fields import fill, sampling_fields
 
 router = APIRouter()
 
@@ -95,9 +95,9 @@ def _around(
 
 
 def _request(id: str, prompt: list[int], wire: CompletionRequest, model: ServedModel) -> Request:
-    wishes = wishes_of(wire)
-    wishes.max_tokens = token_limit(wire)
-    request = fill(Request(id=id, prompt=prompt), wishes, model)
+    fields = sampling_fields(wire)
+    fields.max_tokens = token_limit(wire)
+    request = fill(Request(id=id, prompt=prompt), fields, model)
     if request.max_tokens == 0:
         if not wire.echo:
             raise BadRequest(

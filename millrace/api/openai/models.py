@@ -17,9 +17,9 @@ from starlette.responses import Response
 
 from millrace.api.answer import as_json
 from millrace.api.context import context_of
-from millrace.api.moments import moment
 from millrace.api.openai.answers import ModelCard, ModelList
 from millrace.api.openapi.describe import describe
+from millrace.api.timestamps import moment
 from millrace.serving.adapters import ServedAdapter
 from millrace.serving.memory import memory_of
 from millrace.serving.pictures import takes_in

@@ -36,7 +36,7 @@ from millrace.serving.fold import fold
 from millrace.serving.model import ServedModel
 from millrace.serving.pictures import prepared
 from millrace.serving.request import Request
-from millrace.serving.wishes import Wishes, fill
+from millrace.serving.sampling_fields import SamplingFields, fill
 from millrace.text.conversation import Conversation, ConversationTurn
 
 router = APIRouter()
@@ -125,4 +125,4 @@ def _request(
     if request is None:
         # Not one item of it has room: the model says how long it is.
         request = model.chat(id, whole)
-    return fill(request, Wishes(max_tokens=room), model)
+    return fill(request, SamplingFields(max_tokens=room), model)

@@ -23,9 +23,9 @@ from millrace.serving.forms import demanded
 from millrace.serving.model import ServedModel
 from millrace.serving.pictures import prepared
 from millrace.serving.request import Request
+from millrace.serving.sampling_fields import fill, sampling_fields
 from millrace.serving.thinking import strange_arguments, thinking_of
 from millrace.serving.toolbox import ChosenTools, choose, open_tools
-from millrace.serving.wishes import fill, wishes_of
 from millrace.text.conversation import Conversation
 from millrace.text.grammar import Demand, demand_of
 
@@ -170,7 +170,7 @@ class _Work:
     def _build(self, chat: Conversation) -> Request:
         wire = self.wire
         request = self.model.chat(self.id, chat, self.demand)
-        fill(request, wishes_of(wire, max_tokens="max_output_tokens"), self.model)
+        fill(request, sampling_fields(wire, max_tokens="max_output_tokens"), self.model)
         if wire.top_logprobs or "message.output_text.logprobs" in (wire.include or []):
             request.logprobs = wire.top_logprobs or 0
         return request

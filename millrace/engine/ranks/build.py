@@ -56,7 +56,7 @@ def build_follower(
     from millrace.engine.runner import Runner
     from millrace.engine.sampler import Sampler
     from millrace.engine.sampling import HostSampling
-    from millrace.engine.sights import Sights
+    from millrace.engine.vision_inputs import VisionInputs
     from millrace.engine.warmup import warm_up
     from millrace.models.load import load
 
@@ -86,7 +86,7 @@ def build_follower(
         runner,
         sampler,
         Adapters(runner.adapters, 0),
-        Sights(runner.model),
+        VisionInputs(runner.model),
         None,
         store,
         vocabulary=loaded.vocab_size,

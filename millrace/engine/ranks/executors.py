@@ -13,8 +13,8 @@ from millrace.engine.batch import Batch, Drawn, Pending
 from millrace.engine.executor import Executor
 from millrace.engine.grammar import Grammars
 from millrace.engine.prompt import Prompt
-from millrace.engine.ranks.order import Shown
-from millrace.engine.ranks.shown import unpacked
+from millrace.engine.ranks.order import PictureFeatures
+from millrace.engine.ranks.picture_features import unpacked
 from millrace.engine.row import Row
 from millrace.engine.turn import Admit, EncodePicture, RowResult, TurnOperation
 from millrace.sizes import format_bytes
@@ -36,7 +36,7 @@ class LeadingExecutor(Executor):
     def _step_failed(self, error: Exception) -> None:
         raise error
 
-    def _prompt_failed(self, job: int, error: Exception) -> None:
+    def _prompt_failed(self, prefill: int, error: Exception) -> None:
         raise error
 
     def _admit(self, admit: Admit) -> None:
@@ -51,7 +51,7 @@ class LeadingExecutor(Executor):
         if isinstance(operation, EncodePicture):
             result = self._outcome.pictures[-1]
             if result.nbytes > MOST_SHOWN:
-                self._sights.drop([result.digest])
+                self._vision_inputs.drop([result.digest])
                 result.done = False
                 most, becomes = format_bytes(MOST_SHOWN), format_bytes(result.nbytes)
                 result.problem = f"it becomes {becomes}, and ranks are sent {most} at most"
@@ -99,10 +99,10 @@ class FollowingExecutor(Executor):
                 row.ended = True
                 del self._rows[result.row]
 
-    def see(self, pictures: Sequence[Shown]) -> None:
+    def see(self, pictures: Sequence[PictureFeatures]) -> None:
         """What the first rank's vision tower has made of pictures since the last turn."""
         for picture in pictures:
-            self._sights.take(picture.digest, unpacked(picture))
+            self._vision_inputs.take(picture.digest, unpacked(picture))
 
     def _carry_out(self, operation: TurnOperation) -> None:
         if not isinstance(operation, EncodePicture):  # it is shown what comes of that
@@ -111,7 +111,7 @@ class FollowingExecutor(Executor):
     def _step_failed(self, error: Exception) -> None:
         raise error
 
-    def _prompt_failed(self, job: int, error: Exception) -> None:
+    def _prompt_failed(self, prefill: int, error: Exception) -> None:
         raise error
 
     def _score(self, prompt: Prompt, logits: mx.array, begin: int, top: int) -> None:

@@ -15,7 +15,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from millrace import garbage
+from millrace import gc_settings
 from millrace.config import EngineConfig
 from millrace.distributed import channel as channels
 from millrace.distributed import environment
@@ -145,7 +145,7 @@ def _follow(config: EngineConfig, recorder: SharedRecorder) -> None:
     environment.leave()
     _say(stage="ready", weight_bytes=loaded.weight_bytes, peak=loaded.peak())
     follower = Follower(loaded.executor, loaded.store)
-    garbage.settle()
+    gc_settings.settle()
     recorder.idle()
     told = time.monotonic()
     while True:

@@ -25,8 +25,8 @@ from millrace.engine.ranks.order import (
     Known,
     Observed,
     Order,
+    PictureFeatures,
     Share,
-    Shown,
     checksum,
     encoder,
     from_follower,
@@ -113,9 +113,9 @@ class Leader:
         check = checksum(self._state()) if self._sent % CHECK_EVERY == 0 else None
         self._send(encoder.encode(Order(turn, seen.outcome.rows, shown, check)))
 
-    def _shown(self, outcome: Outcome) -> list[Shown]:
+    def _shown(self, outcome: Outcome) -> list[PictureFeatures]:
         """What the pictures have become that are done."""
-        from millrace.engine.ranks.shown import packed
+        from millrace.engine.ranks.picture_features import packed
 
         done = {p.digest: self._features(p.digest) for p in outcome.pictures if p.done}
         return [packed(digest, found) for digest, found in done.items() if found is not None]

@@ -22,7 +22,7 @@ class Block(msgspec.Struct, array_like=True):
     data: memoryview
 
 
-class Shown(msgspec.Struct, array_like=True):
+class PictureFeatures(msgspec.Struct, array_like=True):
     """What a picture has become on the first rank, which alone has a vision tower."""
 
     digest: str
@@ -36,7 +36,7 @@ class Order(msgspec.Struct, tag=True):
 
     turn: Turn
     taken: list[RowResult] = []
-    shown: list[Shown] = []
+    shown: list[PictureFeatures] = []
     check: int | None = None
     """What the first rank's state comes to before the turn; another's has to be the same."""
 
@@ -49,7 +49,7 @@ class Close(msgspec.Struct, tag=True):
     """There will be no more."""
 
     taken: list[RowResult] = []
-    shown: list[Shown] = []
+    shown: list[PictureFeatures] = []
     check: int = 0
     writes: list[AnyOperation] = []
     """What is still to be written to disk."""

@@ -11,7 +11,7 @@ from millrace.protocol.specprefill import Ranges
 class BeginScoring(Operation, frozen=True):
     """The draft is going to look at the prompt of this row's request."""
 
-    job: int
+    prefill: int
     """A number of the draft's own."""
     row: int
 
@@ -19,7 +19,7 @@ class BeginScoring(Operation, frozen=True):
 class ScoreChunk(Operation, frozen=True):
     """Run the draft on this many more of a prompt's tokens."""
 
-    job: int
+    prefill: int
     count: int
     wait: bool = False
 
@@ -27,7 +27,7 @@ class ScoreChunk(Operation, frozen=True):
 class LookAhead(Operation, frozen=True):
     """Let the draft go on by so many tokens, and note what of the prompt it looks at."""
 
-    job: int
+    prefill: int
     steps: int
     wait: bool = False
 
@@ -35,7 +35,7 @@ class LookAhead(Operation, frozen=True):
 class ChooseTokens(Operation, frozen=True):
     """Say what of a prompt stays, of which the state of `known` tokens is there."""
 
-    job: int
+    prefill: int
     known: int
     window: int
 
@@ -43,7 +43,7 @@ class ChooseTokens(Operation, frozen=True):
 class EndScoring(Operation, frozen=True):
     """The draft lets go of a prompt."""
 
-    job: int
+    prefill: int
 
 
 class DraftCache(Operation, frozen=True):
@@ -58,7 +58,7 @@ ScoringOperation = BeginScoring | ScoreChunk | LookAhead | ChooseTokens | EndSco
 class ScoringResult(msgspec.Struct):
     """What came of the draft's work in a turn."""
 
-    job: int
+    prefill: int
     seconds: float | None = None
     """What it took, where the host waited for it."""
     kept: Ranges | None = None

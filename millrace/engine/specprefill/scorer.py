@@ -1,7 +1,7 @@
 """The draft at work: it runs a prompt, goes on by some tokens, and says what stays of the prompt.
 
 Part of the executor: it is told what to do, and decides nothing. One prompt's state is held at a time for
-each job that was begun and has not ended.
+each prefill that was begun and has not ended.
 """
 
 from __future__ import annotations
@@ -68,20 +68,20 @@ class Scorer:
             case DraftCache():
                 self._cache(operation)
                 return []
-            case EndScoring(job=job):
-                self._end(job)
+            case EndScoring(prefill=prefill):
+                self._end(prefill)
                 return []
-            case BeginScoring(job=job, row=number):
+            case BeginScoring(prefill=prefill, row=number):
                 if row := rows.get(number):
-                    self._scorings[job] = _Scoring(row.request)
-                    self._runner.begin(job)
+                    self._scorings[prefill] = _Scoring(row.request)
+                    self._runner.begin(prefill)
                 return []
-        scoring = self._scorings.get(operation.job)
+        scoring = self._scorings.get(operation.prefill)
         if scoring is None:
             return []  # its request could not be admitted, which is heard with the turn's outcome
         working([scoring.request.id])
         begin = time.perf_counter()
-        result = ScoringResult(operation.job)
+        result = ScoringResult(operation.prefill)
         waited = self._runner.immediate
         try:
             match operation:
@@ -94,19 +94,19 @@ class Scorer:
                 case ChooseTokens():
                     result.kept = self._choose(operation, scoring)
         except Exception as error:  # whatever a model raises is this request's alone
-            self._end(operation.job)
+            self._end(operation.prefill)
             result.problem = str(error) or repr(error)
         if waited:
             result.seconds = time.perf_counter() - begin
         return [result]
 
-    def _end(self, job: int) -> None:
-        self._scorings.pop(job, None)
-        self._runner.drop(job)
+    def _end(self, prefill: int) -> None:
+        self._scorings.pop(prefill, None)
+        self._runner.drop(prefill)
 
     def _chunk(self, chunk: ScoreChunk, scoring: _Scoring) -> None:
         tokens = scoring.request.prompt[scoring.done : scoring.done + chunk.count]
-        run = SequenceRun(chunk.job, len(tokens))
+        run = SequenceRun(chunk.prefill, len(tokens))
         self._runner.run(mx.array(tokens, mx.int32), [run], [])
         scoring.done += len(tokens)
         if chunk.wait:
@@ -117,9 +117,9 @@ class Scorer:
         for _ in range(ahead.steps):
             if scoring.token is None:
                 scoring.token = mx.array([prompt[-1]], mx.int32)
-            logits, queries = self._runner.peek(ahead.job, scoring.token)
+            logits, queries = self._runner.peek(ahead.prefill, scoring.token)
             asked = [
-                (found, self._runner.keys(ahead.job, layer, len(prompt)))
+                (found, self._runner.keys(ahead.prefill, layer, len(prompt)))
                 for layer, found in enumerate(queries)
                 if found is not None
             ]
@@ -149,8 +149,8 @@ class Scorer:
         if isinstance(operation, Restore):
             state = self._store.execute(operation)
             assert state is not None
-            if scoring := self._scorings.get(operation.job):
-                self._runner.adopt(operation.job, state, operation.at)
+            if scoring := self._scorings.get(operation.prefill):
+                self._runner.adopt(operation.prefill, state, operation.at)
                 scoring.done = operation.at
         elif isinstance(operation, Keep | KeepState):
             self._store.execute(operation, self._runner.state_of(operation.source.number))

@@ -13,10 +13,10 @@ from typing import cast
 
 from millrace.cache.operations import AnyOperation
 from millrace.cache.residency import Operations
-from millrace.engine.books import Job, Stage
 from millrace.engine.cache_use import CacheUse
 from millrace.engine.memory import StateCost
 from millrace.engine.pacing import IDLE, LEAST, StepCost, StepSize, prompt_size
+from millrace.engine.sequences import Prefill, Stage
 from millrace.engine.specprefill.operations import (
     BeginScoring,
     ChooseTokens,
@@ -63,9 +63,9 @@ class DraftFacts:
 class _Current:
     """The prompt that the draft has at hand."""
 
-    job: Job
+    prefill: Prefill
     """Of the model."""
-    mine: Job
+    mine: Prefill
     """The same for the draft, and for its cache."""
     ahead: int = 0
     planned: int = 0
@@ -79,7 +79,7 @@ class _Current:
 class Scored:
     """A prompt that the draft has done with."""
 
-    job: Job
+    prefill: Prefill
     """Of the model."""
     kept: Kept | None = None
     told: Selected | None = None
@@ -93,7 +93,7 @@ class Scorings:
         self._facts = facts
         self._cache = cache
         self._numbers = itertools.count(1)
-        self._waiting: list[Job] = []
+        self._waiting: list[Prefill] = []
         self._current: _Current | None = None
         self._cost = StepCost()
         self._steps = 0.0
@@ -134,9 +134,9 @@ class Scorings:
             f"{format_bytes(self._facts.room)}. Shorten it, or send it with specprefill false."
         )
 
-    def add(self, job: Job) -> None:
-        job.unscored = True
-        self._waiting.append(job)
+    def add(self, prefill: Prefill) -> None:
+        prefill.unscored = True
+        self._waiting.append(prefill)
 
     def clear(self, out: Operations) -> None:
         """Forget what the draft's cache holds."""
@@ -173,7 +173,7 @@ class Scorings:
         current.looked = steps
         out.append(LookAhead(mine.number, steps, wait=wait))
         if current.ahead + steps == AHEAD:
-            known = current.job.known
+            known = current.prefill.known
             out.append(ChooseTokens(mine.number, known, self._facts.window))
         self.expected = self._steps * steps or None
         return True
@@ -187,14 +187,14 @@ class Scorings:
         if current is None:
             return None
         mine = current.mine
-        found = [r for r in results if r.job == mine.number]
+        found = [r for r in results if r.prefill == mine.number]
         planned, looked = current.planned, current.looked
         current.planned = current.looked = 0
         if not found:
             return None
         if (problem := next((r.problem for r in found if r.problem is not None), None)) is not None:
             self._current = None
-            return Scored(current.job, problem=problem)
+            return Scored(current.prefill, problem=problem)
         seconds = found[0].seconds if found[0].seconds is not None else gap
         if planned:
             if seconds is not None:
@@ -222,7 +222,7 @@ class Scorings:
             run=kept.total - mine.cached,
             seconds=now - current.began,
         )
-        return Scored(current.job, kept, told)
+        return Scored(current.prefill, kept, told)
 
     def progress(self) -> list[Scoring]:
         """How far the draft is with the prompt at hand."""
@@ -231,7 +231,7 @@ class Scorings:
         mine = self._current.mine
         return [Scoring(mine.request.id, mine.done, mine.length)]
 
-    def _count(self, mine: Job, spare: float | None) -> int:
+    def _count(self, mine: Prefill, spare: float | None) -> int:
         """Tokens of a chunk that takes no longer than can be spared."""
         most = min(mine.left, self._facts.chunk)
         if not self._cost.known:
@@ -247,18 +247,24 @@ class Scorings:
     def _tidy(self, out: Operations) -> None:
         self._waiting = [j for j in self._waiting if j.stage is not Stage.OVER]
         current = self._current
-        if current is not None and current.job.stage is Stage.OVER:
+        if current is not None and current.prefill.stage is Stage.OVER:
             out.append(EndScoring(current.mine.number))
             self._current = None
 
     def _begin(self, out: Operations, now: float) -> bool:
         if not self._waiting:
             return False
-        job = min(self._waiting, key=lambda j: (-j.priority, j.arrived, j.number))
-        self._waiting.remove(job)
-        mine = Job(next(self._numbers), job.request, job.seats[:1], job.request.prompt, job.arrived)
-        self._current = _Current(job, mine, began=now)
-        out.append(BeginScoring(mine.number, job.seats[0].number))
+        prefill = min(self._waiting, key=lambda j: (-j.priority, j.arrived, j.number))
+        self._waiting.remove(prefill)
+        mine = Prefill(
+            next(self._numbers),
+            prefill.request,
+            prefill.sequences[:1],
+            prefill.request.prompt,
+            prefill.arrived,
+        )
+        self._current = _Current(prefill, mine, began=now)
+        out.append(BeginScoring(mine.number, prefill.sequences[0].number))
         if self._cache is not None:
             found: Operations = []
             self._cache.expect(mine, found)

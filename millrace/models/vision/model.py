@@ -81,7 +81,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Sight:
+class VisionInput:
     """What a chunk is run with beside its tokens."""
 
     pieces: Sequence[Piece] = field(default_factory=list)
@@ -136,17 +136,19 @@ class VisionLanguageModel(nn.Module):  # type: ignore[misc]
         self,
         inputs: mx.array,
         cache: list[Any] | None = None,
-        sight: Sight | None = None,
+        vision_input: VisionInput | None = None,
         deltas: mx.array | None = None,
     ) -> mx.array:
         """`deltas` is what each row's positions differ by from its places, where any do."""
-        more: dict[str, Any] = self._seen(inputs, sight.pieces) if sight and sight.pieces else {}
+        more: dict[str, Any] = (
+            self._seen(inputs, vision_input.pieces) if vision_input and vision_input.pieces else {}
+        )
         tower = self.inner.language_model
         if not self.family.grids:
             logits: mx.array = tower(inputs, cache=cache, **more).logits
             return logits
         # Its own call looks for positions in state that it keeps from one request to the next.
-        positions = sight.positions if sight else None
+        positions = vision_input.positions if vision_input else None
         if positions is None:
             positions = self._positions(inputs, cache, deltas)
         hidden = tower.model(inputs, cache=cache, position_ids=positions, **more)

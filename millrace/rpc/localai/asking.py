@@ -18,9 +18,9 @@ from millrace.rpc.localai.holder import HeldModel
 from millrace.serving.model import ServedModel
 from millrace.serving.pictures import prepared
 from millrace.serving.request import Request
+from millrace.serving.sampling_fields import SamplingFields, fill
 from millrace.serving.thinking import strange_arguments, template_switch
 from millrace.serving.toolbox import ChosenTools, check_tools, choose, flat_tool, open_tools
-from millrace.serving.wishes import Wishes, fill
 from millrace.text.conversation import Conversation, ConversationTurn, ImagePart, TextPart, turn_of
 from millrace.text.grammar import Demand
 
@@ -50,7 +50,7 @@ _RANDOM_SEEDS = (0, -1)
 class BackendRequest:
     request: Request
     ignored: list[str] = field(default_factory=list)
-    """The names of wishes that this model cannot be steered by."""
+    """The names of fields that this model cannot be steered by."""
 
 
 async def asked_of(wire: Any, held: HeldModel, model: ServedModel) -> BackendRequest:
@@ -92,7 +92,7 @@ async def asked_of(wire: Any, held: HeldModel, model: ServedModel) -> BackendReq
 def _filled(
     request: Request, wire: Any, held: HeldModel, model: ServedModel, ignored: list[str]
 ) -> BackendRequest:
-    fill(request, _wishes(wire, held), model, _CALLED)
+    fill(request, _sampling_fields(wire, held), model, _CALLED)
     request.end_token_ids = list(held.plan.end_ids)
     request.logprobs = _logprobs(wire)
     return BackendRequest(request, ignored)
@@ -138,10 +138,10 @@ def _refuse_forced_tools(wire: Any, demand: Demand | None) -> None:
         )
 
 
-def _wishes(wire: Any, held: HeldModel) -> Wishes:
+def _sampling_fields(wire: Any, held: HeldModel) -> SamplingFields:
     if wire.Tokens < -1:
         raise BadRequest("'Tokens' is negative.", param="Tokens")
-    wishes = Wishes(
+    fields = SamplingFields(
         temperature=wire.Temperature,
         top_p=wire.TopP or None,
         top_k=wire.TopK or None,
@@ -160,8 +160,8 @@ def _wishes(wire: Any, held: HeldModel) -> Wishes:
         specprefill_keep_pct=_share(wire, "specprefill_keep_pct"),
     )
     for name, value in held.plan.options.overrides.items():
-        setattr(wishes, name, value)
-    return wishes
+        setattr(fields, name, value)
+    return fields
 
 
 def _truth(wire: Any, name: str) -> bool | None:
@@ -201,7 +201,7 @@ def _bias(text: str) -> dict[str, float] | None:
 
 
 def _logprobs(wire: Any) -> int | None:
-    """Alternatives beside each token's own logprob; a plain wish for logprobs is sent as 1."""
+    """Alternatives beside each token's own logprob; a plain field for logprobs is sent as 1."""
     if wire.Logprobs < 0 or wire.TopLogprobs < 0:
         raise BadRequest("'Logprobs' and 'TopLogprobs' cannot be negative.", param="TopLogprobs")
     if not wire.Logprobs and not wire.TopLogprobs:

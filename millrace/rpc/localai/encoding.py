@@ -12,8 +12,8 @@ from millrace.protocol import Encoded, EncodingKind
 from millrace.rpc.localai import wire
 from millrace.rpc.localai.asking import refuse_media
 from millrace.serving.batches import PromptCount, check_count
+from millrace.serving.dispatch import Origin
 from millrace.serving.encodings import Encodings, numbers
-from millrace.serving.handing import Origin
 from millrace.serving.model import ServedModel
 from millrace.text.inputs import Inputs
 

@@ -23,7 +23,7 @@ from millrace.serving.keeper import State
 from millrace.serving.media import MediaDesk
 from millrace.serving.metrics import Metrics
 from millrace.serving.model import ServedModel
-from millrace.serving.opening import Opening, Workplace
+from millrace.serving.model_launcher import ModelLauncher, Workplace
 from millrace.serving.registry import Registry
 
 log = logging.getLogger("millrace.rpc")
@@ -102,7 +102,7 @@ class Holder:
                 return
             await self._leave()
             adapters = AdapterLibrary()
-            opening = Opening(
+            launcher = ModelLauncher(
                 self._workplace,
                 self._metrics,
                 idle=_IDLE,
@@ -112,7 +112,7 @@ class Holder:
             )
             limit = plan.memory or await asyncio.to_thread(device_budget)
             registry = Registry(
-                Catalogue([plan.spec]), opening, self._metrics, limit=limit, adapters=adapters
+                Catalogue([plan.spec]), launcher, self._metrics, limit=limit, adapters=adapters
             )
             try:
                 await registry.load(plan.spec.name)

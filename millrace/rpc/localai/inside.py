@@ -13,7 +13,7 @@ import sys
 
 import msgspec
 
-from millrace import garbage, logs
+from millrace import gc_settings, logs
 from millrace.fair_executor import FairExecutor
 from millrace.media.limits import MediaLimits
 from millrace.rpc.localai.holder import Holder
@@ -22,7 +22,7 @@ from millrace.rpc.localai.settings import Settings
 from millrace.rpc.server import listen, make_server
 from millrace.serving.media import MediaDesk
 from millrace.serving.metrics import Metrics
-from millrace.serving.opening import Workplace
+from millrace.serving.model_launcher import Workplace
 
 _THREADS = 64
 """Threads that prepare requests. LocalAI is the only caller."""
@@ -47,7 +47,7 @@ async def serve(settings: Settings) -> None:
     try:
         listen(server, settings.address)
         await server.start()
-        garbage.settle()
+        gc_settings.settle()
         await ended.wait()
     finally:
         loop.remove_reader(sys.stdin.fileno())

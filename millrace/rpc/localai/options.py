@@ -38,7 +38,7 @@ _SAMPLING = {
     "seed": "seed",
     "loop_guard": "loop_guard",
 }
-"""Options that win over a request, and the wishes they are."""
+"""Options that win over a request, and the sampling fields that they set."""
 _NEUTRAL = ("pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 """Tokens that have no part in making text here."""
 _KNOWN = frozenset(
@@ -76,7 +76,7 @@ class BackendOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of a model that is to be loaded."""
 
     overrides: dict[str, Value] = {}
-    """What every request gets, whatever it says, by the names of its wishes."""
+    """What every request gets, whatever it says, by the names of its sampling fields."""
     trust_remote_code: bool = False
     end: str | None = None
     """The text of a token that ends an answer, beside the model's own."""
@@ -98,8 +98,8 @@ def options_of(entries: Iterable[str]) -> BackendOptions:
     entries_kept = _whole(given, "max_cache_entries", least=0)
     return BackendOptions(
         overrides={
-            wish: _sampling(key, wish, given[key])
-            for key, wish in _SAMPLING.items()
+            field: _sampling(key, field, given[key])
+            for key, field in _SAMPLING.items()
             if key in given
         },
         trust_remote_code=_switch(given, "trust_remote_code"),
@@ -114,21 +114,21 @@ def options_of(entries: Iterable[str]) -> BackendOptions:
     )
 
 
-def _sampling(key: str, wish: str, value: Value) -> Value:
+def _sampling(key: str, field: str, value: Value) -> Value:
     whole = isinstance(value, int) and not isinstance(value, bool)
-    if wish == "seed":
+    if field == "seed":
         if whole:
             seed_of(value)  # type: ignore[arg-type]
             return value
-    elif wish == "loop_guard":
+    elif field == "loop_guard":
         if isinstance(value, bool):
             return value
-    elif wish == "max_tokens":
+    elif field == "max_tokens":
         if whole and isinstance(value, int) and value >= 1:
             return value
     elif isinstance(value, float) and not math.isfinite(value):
         pass
-    elif not isinstance(value, str | bool) and in_range(wish, value):
+    elif not isinstance(value, str | bool) and in_range(field, value):
         return value
     raise BadRequest(f"the option '{key}:{value}' is out of range (docs/api.md has the ranges)")
 

@@ -11,7 +11,7 @@ from millrace.errors import BadRequest
 from millrace.protocol import TokenLogprob
 from millrace.rpc.localai import wire
 from millrace.serving.batches import PromptCount, check_count
-from millrace.serving.handing import Origin, run_group
+from millrace.serving.dispatch import Origin, run_group
 from millrace.serving.model import ServedModel
 from millrace.serving.request import Request
 from millrace.text.deltas import PromptScores

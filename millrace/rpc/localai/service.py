@@ -25,7 +25,7 @@ from millrace.rpc.localai.holder import HeldModel, Holder
 from millrace.rpc.localai.loading import plan_of
 from millrace.rpc.localai.settings import Name
 from millrace.rpc.protofile import Method
-from millrace.serving.handing import Origin, run
+from millrace.serving.dispatch import Origin, run
 from millrace.serving.ignored import HEADER, in_a_header
 from millrace.serving.model import ServedModel
 from millrace.serving.pictures import prepared, words_in

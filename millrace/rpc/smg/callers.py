@@ -14,7 +14,7 @@ from millrace.config import ServeConfig
 from millrace.errors import MillraceError, RateLimited, RoleNeeded, Unauthorized
 from millrace.rpc.calls import refusal
 from millrace.serving import access
-from millrace.serving.handing import Origin
+from millrace.serving.dispatch import Origin
 from millrace.serving.keys import Caller, Keys, secrets_in
 from millrace.serving.metrics import Metrics
 from millrace.serving.quotas import Quotas

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from millrace.serving.active import Active
 from millrace.serving.client import EngineClient
+from millrace.serving.engine_request import EngineRequest
 
 _LEAST = 1.0
 """Seconds over which a rate is taken."""
@@ -79,7 +79,7 @@ class Loads:
             silence=self._silence(client, requests),
         )
 
-    def _silence(self, client: EngineClient, requests: list[Active]) -> float | None:
+    def _silence(self, client: EngineClient, requests: list[EngineRequest]) -> float | None:
         if not requests:
             return None
         # Before it has said anything, it is silent since it was first asked.

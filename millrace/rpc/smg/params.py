@@ -1,4 +1,4 @@
-"""From a gateway's sampling parameters to our request: which of its fields is which wish.
+"""From a gateway's sampling parameters to our request: which of its fields is which field.
 
 Both engines' messages have the same fields where they have a field at all; what one lacks was not
 asked for. In proto3 a number that was left out is 0, and means what leaving it out means.
@@ -11,7 +11,7 @@ from typing import Any
 from millrace.errors import BadRequest, Unsupported
 from millrace.serving.model import ServedModel
 from millrace.serving.request import Request, check_tokens
-from millrace.serving.wishes import Wishes, fill
+from millrace.serving.sampling_fields import SamplingFields, fill
 from millrace.text.grammar import Demand
 
 _TRANSFERS = ("kv_transfer_params", "kv_transfer_params_json", "mm_inputs", "media_refs")
@@ -30,7 +30,7 @@ def request_of(wire: Any, id: str, model: ServedModel) -> Request:
     params = wire.sampling_params
     request = Request(id=id, prompt=_cut(_prompt(wire, model), params, model))
     request.grammar = model.form(_demand(params))
-    fill(request, _wishes(params), model, _HERE)
+    fill(request, _sampling_fields(params), model, _HERE)
     request.logprobs = _alternatives(params, "logprobs")
     request.prompt_logprobs = _alternatives(params, "prompt_logprobs")
     if request.max_tokens == 0:
@@ -98,12 +98,12 @@ def _cut(prompt: list[int], params: Any, model: ServedModel) -> list[int]:
     return prompt[-most:]
 
 
-def _wishes(params: Any) -> Wishes:
+def _sampling_fields(params: Any) -> SamplingFields:
     def said(name: str) -> Any:
         """A field that the message has and that is not 0."""
         return getattr(params, name, None) or None
 
-    return Wishes(
+    return SamplingFields(
         temperature=params.temperature if _has(params, "temperature") else None,
         top_p=said("top_p"),
         top_k=said("top_k"),

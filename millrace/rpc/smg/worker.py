@@ -24,11 +24,11 @@ from millrace.rpc.smg.callers import Callers
 from millrace.rpc.smg.kv_events import KvEvents
 from millrace.rpc.smg.loads import Load, Loads
 from millrace.rpc.smg.params import prompt_ids, request_of
-from millrace.serving import handing, ids
+from millrace.serving import dispatch, ids
 from millrace.serving.catalogue import ModelSpec
 from millrace.serving.client import EngineClient
+from millrace.serving.dispatch import Origin
 from millrace.serving.encodings import numbers
-from millrace.serving.handing import Origin
 from millrace.serving.metrics import Metrics
 from millrace.serving.model import ServedModel
 from millrace.serving.quotas import Quotas
@@ -120,7 +120,7 @@ class Worker:
         async with self._model() as model:
             id = self._id(wire.request_id, "smg-", origin)
             request = await asyncio.to_thread(request_of, wire, id, model)
-            running = handing.run(model, request, origin)
+            running = dispatch.run(model, request, origin)
             # However the call ends, also where nobody asks for its next message.
             context.add_done_callback(lambda _: running.close())
             try:
@@ -140,7 +140,7 @@ class Worker:
             await model.client.settled()
             inputs = encodings.tokens([prompt_ids(wire.tokenized, model)])
             id = self._id(wire.request_id, "emb-", origin)
-            running = handing.run_encoding(encodings, id, inputs, origin)
+            running = dispatch.run_encoding(encodings, id, inputs, origin)
             try:
                 found = await running.found()
             finally:

@@ -23,14 +23,14 @@ from millrace.serving.inprocess import ThreadConnection
 from millrace.serving.media import MediaDesk
 from millrace.serving.metrics import Metrics
 from millrace.serving.model import ServedModel
-from millrace.serving.opening import open_model
+from millrace.serving.model_launcher import open_model
 
 T = TypeVar("T")
 _INTERRUPTED = 130
 """The status of a program that is ended by Ctrl-C, as shells have it."""
 
 
-class HostedModel:
+class LocalModel:
     def __init__(self, config: EngineConfig) -> None:
         self._process = os.getpid()
         self._lock = threading.RLock()

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from millrace.errors import SetupError
-from millrace.serving.listening import bind
+from millrace.serving.listener import bind
 
 
 def test_small_writes_are_not_held_back() -> None:

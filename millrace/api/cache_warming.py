@@ -23,7 +23,7 @@ from millrace.serving.model import ServedModel
 from millrace.serving.pictures import prepared
 from millrace.serving.request import Request
 from millrace.serving.running import Running
-from millrace.serving.warming import Talk, Warmed, WarmUpLine
+from millrace.serving.warm_prompts import Talk, Warmed, WarmUpLine
 from millrace.text.conversation import Conversation
 
 log = logging.getLogger("millrace.api")

@@ -7,7 +7,7 @@ import sys
 
 _CODE = """
 import gc, weakref
-from millrace import garbage
+from millrace import gc_settings
 
 class Ring:
     def __init__(self):
@@ -15,7 +15,7 @@ class Ring:
 
 for _ in range(3):
     before = Ring()
-    garbage.settle()
+    gc_settings.settle()
     assert gc.get_freeze_count() > 1000
     assert all(o is not before for o in gc.get_objects()), "nobody looks at it any more"
     ring = Ring()

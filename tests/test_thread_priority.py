@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from millrace import niceness
+from millrace import thread_priority
 
 
 def _priority(thread: int) -> int:
@@ -21,7 +21,7 @@ def test_only_the_calling_thread_yields() -> None:
     seen: list[int] = []
 
     def work() -> None:
-        niceness.yield_to_others()
+        thread_priority.yield_to_others()
         seen.append(_priority(threading.get_native_id()))
 
     thread = threading.Thread(target=work)
@@ -34,4 +34,4 @@ def test_only_the_calling_thread_yields() -> None:
 def test_nothing_is_asked_of_other_systems(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.delattr(os, "setpriority")
-    niceness.yield_to_others()
+    thread_priority.yield_to_others()

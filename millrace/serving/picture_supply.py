@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from millrace.serving.active import Active
+from millrace.serving.engine_request import EngineRequest
 from millrace.serving.in_flight import InFlight
 
 
@@ -26,7 +26,7 @@ class PictureSupply:
         self._failed = failed
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def wanted(self, active: Active | None, digests: list[str]) -> None:
+    def wanted(self, active: EngineRequest | None, digests: list[str]) -> None:
         """The engine waits for these; one that wants them for a request that has left asks again."""
         if not isinstance(active, InFlight):
             return

@@ -8,11 +8,11 @@ from typing import Any, cast
 import mlx.core as mx
 import numpy as np
 
-from millrace.engine.ranks.order import Block, FloatKind, Shown
+from millrace.engine.ranks.order import Block, FloatKind, PictureFeatures
 
 
-def packed(digest: str, features: Any) -> Shown:
-    return Shown(
+def packed(digest: str, features: Any) -> PictureFeatures:
+    return PictureFeatures(
         digest,
         _block(features.embeddings),
         [_block(each) for each in features.deep],
@@ -20,7 +20,7 @@ def packed(digest: str, features: Any) -> Shown:
     )
 
 
-def unpacked(shown: Shown) -> Any:
+def unpacked(shown: PictureFeatures) -> Any:
     from millrace.models.vision.model import Features
 
     per_layer = _array(shown.per_layer) if shown.per_layer is not None else None

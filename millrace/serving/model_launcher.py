@@ -1,4 +1,4 @@
-"""Opening a model: its engine's process, what that is told, and its text side in this one."""
+"""Starting a model: its engine's process, what that gets as configuration, and its text side here."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Workplace:
         self._folder.remove()
 
 
-class Opening:
+class ModelLauncher:
     """Makes the parts of this server's models."""
 
     def __init__(

@@ -25,7 +25,7 @@ _LONGEST = 20_000
 """Characters of a block beyond which its end is drawn as it is written until it is whole."""
 
 
-class ShownAnswer(Protocol):
+class AnswerDisplay(Protocol):
     def think(self, piece: str) -> None: ...
 
     def say(self, piece: str) -> None: ...

@@ -27,7 +27,7 @@ LONGEST_PAUSE = 0.02
 _LOOKS = ("GET", "HEAD")
 
 
-class Turnstile:
+class RequestPacer:
     def __init__(self, share: float) -> None:
         """`share` is what the loop may use of a core while a crowd goes through."""
         self._share = share
@@ -70,14 +70,14 @@ class Turnstile:
         loop.call_soon(self._turn, loop)
 
 
-class TurnstileMiddleware:
+class RequestPacingMiddleware:
     def __init__(self, app: ASGIApp, share: float | None = None) -> None:
         share = share or (SHARE if usable_cores() <= FEW_CORES else 1.0)
         self._app = app
-        self._entry = Turnstile(share)
-        self._look = Turnstile(1.0)
+        self._entry = RequestPacer(share)
+        self._look = RequestPacer(1.0)
         """Who only looks, a probe of a thousand waiting clients' server say, does not queue behind them."""
-        self._exit = Turnstile(share)
+        self._exit = RequestPacer(share)
         """Nor does who leaves early: what works for him stops."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

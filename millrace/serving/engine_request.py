@@ -18,7 +18,7 @@ Phase = Literal["queued", "scoring", "prefill", "decode"]
 Outcome = Literal["running", "ok", "cancelled", "timeout", "error", "disconnected"]
 
 
-class Active(ABC):
+class EngineRequest(ABC):
     def __init__(
         self,
         id: str,

@@ -10,23 +10,23 @@ import heapq
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 
-from millrace.serving.active import Active
+from millrace.serving.engine_request import EngineRequest
 
 
-class ActiveRequests(Mapping[int, Active]):
+class RequestTable(Mapping[int, EngineRequest]):
     """By the engine's number, in the order of arrival."""
 
     def __init__(self) -> None:
-        self._all: dict[int, Active] = {}
-        self._named: dict[str, dict[int, Active]] = {}
+        self._all: dict[int, EngineRequest] = {}
+        self._named: dict[str, dict[int, EngineRequest]] = {}
         """By their ids, and parts of a group by the group's id as well; each also with its caller, since
         ids are a caller's own."""
-        self._unsent: dict[int, Active] = {}
+        self._unsent: dict[int, EngineRequest] = {}
         self._unanswered: set[int] = set()
         self._in_engine: Counter[str] = Counter()
         """How many of each caller the engine has been given; callers with none are not there."""
 
-    def __getitem__(self, number: int) -> Active:
+    def __getitem__(self, number: int) -> EngineRequest:
         return self._all[number]
 
     def __iter__(self) -> Iterator[int]:
@@ -35,14 +35,14 @@ class ActiveRequests(Mapping[int, Active]):
     def __len__(self) -> int:
         return len(self._all)
 
-    def add(self, active: Active) -> None:
+    def add(self, active: EngineRequest) -> None:
         self._all[active.number] = active
         self._unsent[active.number] = active
         self._unanswered.add(active.number)
         for name in _names(active):
             self._named.setdefault(name, {})[active.number] = active
 
-    def remove(self, active: Active) -> None:
+    def remove(self, active: EngineRequest) -> None:
         del self._all[active.number]
         if self._unsent.pop(active.number, None) is None:
             self._count(active.queue_caller, -1)
@@ -53,7 +53,7 @@ class ActiveRequests(Mapping[int, Active]):
             if not own:
                 del self._named[name]
 
-    def named(self, name: str) -> list[Active]:
+    def named(self, name: str) -> list[EngineRequest]:
         """The request with this id, or all parts of the group with it."""
         return list(self._named.get(name, {}).values())
 
@@ -96,7 +96,7 @@ class ActiveRequests(Mapping[int, Active]):
                 heapq.heappop(turns)
 
     @property
-    def unsent(self) -> Mapping[int, Active]:
+    def unsent(self) -> Mapping[int, EngineRequest]:
         """Those that the engine has not been given."""
         return self._unsent
 
@@ -110,12 +110,12 @@ class ActiveRequests(Mapping[int, Active]):
         """How many the engine has been given."""
         return len(self._all) - len(self._unsent)
 
-    def sent(self, active: Active) -> None:
+    def sent(self, active: EngineRequest) -> None:
         """The engine has been given this one."""
         if self._unsent.pop(active.number, None) is not None:
             self._count(active.queue_caller, 1)
 
-    def answered(self, active: Active) -> None:
+    def answered(self, active: EngineRequest) -> None:
         """It has its first token."""
         self._unanswered.discard(active.number)
 
@@ -130,7 +130,7 @@ class ActiveRequests(Mapping[int, Active]):
             del self._in_engine[caller]
 
 
-def _names(active: Active) -> set[str]:
+def _names(active: EngineRequest) -> set[str]:
     id, group = active.id, active.id.partition("#")[0]
     return {id, group, _own(id, active.caller), _own(group, active.caller)}
 

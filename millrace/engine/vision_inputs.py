@@ -21,7 +21,7 @@ from millrace.protocol import Picture, Span, Submit, Tensor
 
 
 @dataclass(frozen=True)
-class View:
+class PromptPictures:
     """Where a prompt's pictures are, and where its tokens stand."""
 
     spans: Sequence[Span]
@@ -33,7 +33,7 @@ class View:
         return self.placement.delta if self.placement is not None else 0
 
 
-class Sights:
+class VisionInputs:
     def __init__(self, model: Any) -> None:
         """`model` is the engine's, whether it takes pictures or not."""
         self._model = model if getattr(model, "sees", False) else None
@@ -117,18 +117,18 @@ class Sights:
             self._features[operation.digest] = features
             result.done, result.nbytes = True, features.nbytes
 
-    def view(self, request: Submit, length: int) -> View | None:
+    def view(self, request: Submit, length: int) -> PromptPictures | None:
         """Of a prompt of this many tokens, with what was generated before."""
         if not request.media or self._model is None:
             return None
         placement = None
         if self._model.family.grids:
             placement = placed(length, request.media, self._model.merge)
-        return View(request.media, placement)
+        return PromptPictures(request.media, placement)
 
-    def chunk(self, view: View, begin: int, end: int) -> Any:
+    def chunk(self, view: PromptPictures, begin: int, end: int) -> Any:
         """What the tokens begin … end-1 of a prompt are run with."""
-        from millrace.models.vision.model import Piece, Sight
+        from millrace.models.vision.model import Piece, VisionInput
 
         pieces = []
         for span in view.spans:
@@ -139,7 +139,7 @@ class Sights:
         positions = None
         if view.placement is not None:
             positions = mx.array(view.placement.at[:, None, begin:end])
-        return Sight(pieces, positions)
+        return VisionInput(pieces, positions)
 
 
 def _array(tensor: Tensor) -> mx.array:

@@ -1,7 +1,7 @@
-"""What a client wishes of its answer, in one set of words, and the one way it becomes a Request.
+"""The fields that sampling, length and stops of an answer come from, and how they become a Request.
 
-Every protocol has these fields under its own names; an adapter says which of its fields is which
-wish, and nothing else about them. What is left out is the server's default, else the model's own.
+Every protocol has these fields under its own names; an adapter maps its names and does nothing else.
+What is left out has the server's default, else the model's own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PLAIN_SAMPLING = tuple(
 """The fields of Sampling that are one number each."""
 
 
-class Wishes(msgspec.Struct, kw_only=True):
+class SamplingFields(msgspec.Struct, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -57,42 +57,45 @@ class Wishes(msgspec.Struct, kw_only=True):
     specprefill_keep_pct: float | None = None
 
 
-def wishes_of(wire: Any, **named: str) -> Wishes:
-    """The wishes among a wire type's fields; `named` are those with a name of their own there."""
-    names = {wish: named.get(wish, wish) for wish in Wishes.__struct_fields__}
-    return Wishes(**{wish: getattr(wire, name, None) for wish, name in names.items()})
+def sampling_fields(wire: Any, **named: str) -> SamplingFields:
+    """Those that a wire type has; `named` maps fields to the names that they have there."""
+    names = {field: named.get(field, field) for field in SamplingFields.__struct_fields__}
+    return SamplingFields(**{field: getattr(wire, name, None) for field, name in names.items()})
 
 
 def fill(
-    request: Request, wishes: Wishes, model: ServedModel, named: Mapping[str, str] | None = None
+    request: Request,
+    fields: SamplingFields,
+    model: ServedModel,
+    named: Mapping[str, str] | None = None,
 ) -> Request:
-    """The request with all that was wished; `named` is what errors call fields of other names."""
+    """Set these fields of a request; `named` maps fields to the names that errors give them."""
     called = {"stop": "stop", "bad_words": "bad_words"} | dict(named or {})
-    asked = {name: getattr(wishes, name) for name in PLAIN_SAMPLING}
+    asked = {name: getattr(fields, name) for name in PLAIN_SAMPLING}
     values = model.defaults | {name: value for name, value in asked.items() if value is not None}
     request.sampling = Sampling(
         **values,
-        logit_bias=_bias(wishes.logit_bias or {}, model.width),
-        bad_words=_banned(wishes.bad_words or [], model.tokenizer, called["bad_words"]),
+        logit_bias=_bias(fields.logit_bias or {}, model.width),
+        bad_words=_banned(fields.bad_words or [], model.tokenizer, called["bad_words"]),
     )
-    request.seed = seed_of(wishes.seed)
-    request.n = wishes.n or 1
-    limit = wishes.max_tokens
+    request.seed = seed_of(fields.seed)
+    request.n = fields.n or 1
+    limit = fields.max_tokens
     request.max_tokens = model.default_limit if limit is None else limit
-    request.stops = parse_stops(wishes.stop, called["stop"])
-    request.stop_token_ids = wishes.stop_token_ids or []
-    request.include_stop = bool(wishes.include_stop_str_in_output)
-    request.stop_in_reasoning = bool(wishes.stop_in_reasoning)
-    request.skip_special_tokens = wishes.skip_special_tokens is not False
-    request.ignore_eos = bool(wishes.ignore_eos)
+    request.stops = parse_stops(fields.stop, called["stop"])
+    request.stop_token_ids = fields.stop_token_ids or []
+    request.include_stop = bool(fields.include_stop_str_in_output)
+    request.stop_in_reasoning = bool(fields.stop_in_reasoning)
+    request.skip_special_tokens = fields.skip_special_tokens is not False
+    request.ignore_eos = bool(fields.ignore_eos)
     # A request that wants all its tokens, such as a benchmark's, is not cut by the server's default.
     default = model.default_loop_guard and not request.ignore_eos
-    request.loop_guard = default if wishes.loop_guard is None else wishes.loop_guard
-    request.priority = wishes.priority or 0
-    request.timeout = wishes.timeout
-    request.cache_salt = wishes.cache_salt or ""
-    request.specprefill = wishes.specprefill
-    request.specprefill_keep_pct = wishes.specprefill_keep_pct
+    request.loop_guard = default if fields.loop_guard is None else fields.loop_guard
+    request.priority = fields.priority or 0
+    request.timeout = fields.timeout
+    request.cache_salt = fields.cache_salt or ""
+    request.specprefill = fields.specprefill
+    request.specprefill_keep_pct = fields.specprefill_keep_pct
     return request
 
 

@@ -6,7 +6,8 @@ Plain values only. The state that belongs to them lies with the executor, under 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections import abc
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from millrace.engine.specprefill.selection import Kept
@@ -43,7 +44,7 @@ class Stage(enum.Enum):
 
 
 @dataclass(eq=False)
-class Seat:
+class Sequence:
     """One choice of a request, as far as scheduling goes."""
 
     number: int
@@ -108,12 +109,12 @@ class Seat:
 
 
 @dataclass(eq=False)
-class Job:
+class Prefill:
     """A prompt: the rows that continue one and the same run of tokens."""
 
     number: int
     request: Submit
-    seats: list[Seat]
+    sequences: list[Sequence]
     tokens: list[int]
     """As the prefix cache knows them."""
     arrived: float
@@ -139,7 +140,7 @@ class Job:
     quiet: bool = False
     """Others of its request's rows run the same prompt: what it finds of theirs was not found by
     the request, and is not reported as such."""
-    sight: int = 0
+    visible: int = 0
     """Tokens that it can run to with the pictures that have been encoded."""
     blind: bool = False
     """It cannot go on before a picture has been encoded."""
@@ -149,7 +150,7 @@ class Job:
     """Pictures that it had to wait for, or was told to have found."""
 
     def __post_init__(self) -> None:
-        self.sight = len(self.tokens)
+        self.visible = len(self.tokens)
 
     @property
     def waits(self) -> bool:
@@ -159,7 +160,7 @@ class Job:
     @property
     def kept(self) -> Kept | None:
         """What stays of its request's prompt; its tokens are without the rest."""
-        return self.seats[0].kept
+        return self.sequences[0].kept
 
     @property
     def exact(self) -> int:
@@ -172,7 +173,7 @@ class Job:
 
     @property
     def group(self) -> int:
-        return self.seats[0].group
+        return self.sequences[0].group
 
     @property
     def begun(self) -> bool:
@@ -191,9 +192,9 @@ class Job:
     def reach(self) -> int:
         """Tokens until the next place where it must pause."""
         pause = next((p - self.done for p in self.pauses if p > self.done), self.left)
-        return min(pause, self.sight - self.done)
+        return min(pause, self.visible - self.done)
 
-    def shares(self, other: Job) -> bool:
+    def shares(self, other: Prefill) -> bool:
         """Whether the other is about to compute tokens that this one needs as well."""
         begin = max(self.known, other.done)
         end = begin + ALIKE
@@ -212,22 +213,22 @@ class Job:
 
     @property
     def width(self) -> int:
-        return len(self.seats)
+        return len(self.sequences)
 
     @property
     def wants_logprobs(self) -> bool:
         asked = self.request.prompt_logprobs is not None and not self.quiet
-        return asked and not self.seats[0].tokens
+        return asked and not self.sequences[0].tokens
 
-    def narrow(self, width: int, number: int, now: float) -> Job:
+    def narrow(self, width: int, number: int, now: float) -> Prefill:
         """Keep so many rows; the others become a prompt of their own, with half the waiting behind it."""
         arrived = (self.arrived + now) / 2
-        rest = Job(number, self.request, self.seats[width:], self.tokens, arrived)
+        rest = Prefill(number, self.request, self.sequences[width:], self.tokens, arrived)
         rest.quiet = True
         rest.known = self.known
         rest.pauses = list(self.pauses)
         rest.blind = self.blind
-        self.seats = self.seats[:width]
+        self.sequences = self.sequences[:width]
         return rest
 
     def progress(self) -> Prefilled:
@@ -236,19 +237,19 @@ class Job:
         return Prefilled(self.request.id, self.done, self.length, cached, self.hit, written)
 
 
-def apart(mixed: Sequence[Job | Seat]) -> tuple[list[Job], list[Seat]]:
-    jobs = [each for each in mixed if isinstance(each, Job)]
-    return jobs, [each for each in mixed if isinstance(each, Seat)]
+def apart(mixed: abc.Sequence[Prefill | Sequence]) -> tuple[list[Prefill], list[Sequence]]:
+    prefills = [each for each in mixed if isinstance(each, Prefill)]
+    return prefills, [each for each in mixed if isinstance(each, Sequence)]
 
 
-def rank(each: Job | Seat) -> float:
+def rank(each: Prefill | Sequence) -> float:
     """By when it came, and how important it is: the least goes first."""
     return each.arrived - each.priority * PRIORITY_SECONDS
 
 
-def lengths_of(jobs: Iterable[Job]) -> list[int]:
+def lengths_of(prefills: Iterable[Prefill]) -> list[int]:
     """The lengths of all their rows."""
-    return [j.length for j in jobs for _ in range(j.width)]
+    return [j.length for j in prefills for _ in range(j.width)]
 
 
 def grouped(choices: list[Choice]) -> list[list[int]]:

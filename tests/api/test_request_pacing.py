@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from millrace.api.turnstile import TurnstileMiddleware
+from millrace.api.request_pacing import RequestPacingMiddleware
 
 
 class _App:
@@ -33,17 +33,17 @@ async def _nothing(*_: Any) -> Any:
 
 
 def _go(
-    stile: TurnstileMiddleware, who: int, type: str = "http", method: str = "POST"
+    pacing: RequestPacingMiddleware, who: int, type: str = "http", method: str = "POST"
 ) -> asyncio.Task[None]:
     scope = {"type": type, "who": who, "method": method}
-    return asyncio.ensure_future(stile(scope, _nothing, _nothing))
+    return asyncio.ensure_future(pacing(scope, _nothing, _nothing))
 
 
 async def _crowd() -> None:
     app = _App()
-    stile = TurnstileMiddleware(app)
+    pacing = RequestPacingMiddleware(app)
     counting = asyncio.ensure_future(app.count())
-    tasks = [_go(stile, who) for who in range(50)]
+    tasks = [_go(pacing, who) for who in range(50)]
     await asyncio.gather(*tasks)
     counting.cancel()
     assert [who for who, _ in app.came] == list(range(50)), "in the order in which they came"
@@ -57,11 +57,11 @@ def test_a_crowd_goes_in_one_by_one() -> None:
 
 async def _one_by_one() -> None:
     app = _App()
-    stile = TurnstileMiddleware(app)
+    pacing = RequestPacingMiddleware(app)
     for who in range(3):
         begun = app.round
         counting = asyncio.ensure_future(app.count())
-        await _go(stile, who)
+        await _go(pacing, who)
         counting.cancel()
         await asyncio.sleep(0.001)
         assert app.round - begun <= 2, "nobody waits who comes alone"
@@ -74,14 +74,14 @@ def test_who_comes_alone_does_not_wait() -> None:
 
 async def _leavers() -> None:
     app = _App()
-    stile = TurnstileMiddleware(app)
-    tasks = [_go(stile, who) for who in range(10)]
+    pacing = RequestPacingMiddleware(app)
+    tasks = [_go(pacing, who) for who in range(10)]
     await asyncio.sleep(0)
     for task in tasks[3:8]:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert [who for who, _ in app.came] == [0, 1, 2, 8, 9]
-    await _go(stile, 10)
+    await _go(pacing, 10)
     assert app.came[-1][0] == 10, "it still turns"
 
 
@@ -98,8 +98,8 @@ async def _busy() -> None:
             await super().__call__(scope, receive, send)
 
     worked, begun = time.thread_time(), time.perf_counter()
-    stile = TurnstileMiddleware(Work(), share=0.5)
-    await asyncio.gather(*(_go(stile, who) for who in range(12)))
+    pacing = RequestPacingMiddleware(Work(), share=0.5)
+    await asyncio.gather(*(_go(pacing, who) for who in range(12)))
     took = time.perf_counter() - begun
     # The last has gone in, and nobody waits for what it works.
     assert took >= (time.thread_time() - worked - 0.004) / 0.5 * 0.9, "half the time is others'"
@@ -111,8 +111,8 @@ def test_a_crowd_leaves_a_core_to_others() -> None:
 
 async def _others() -> None:
     app = _App()
-    stile = TurnstileMiddleware(app)
-    await asyncio.gather(*(_go(stile, who, type="lifespan") for who in range(5)))
+    pacing = RequestPacingMiddleware(app)
+    await asyncio.gather(*(_go(pacing, who, type="lifespan") for who in range(5)))
     assert len({n for _, n in app.came}) == 1
 
 
@@ -132,7 +132,7 @@ async def _exodus() -> None:
         assert (await receive())["type"] == "http.disconnect"
         left.append((scope["who"], app.round))
 
-    stile = TurnstileMiddleware(stay, share=1.0)
+    pacing = RequestPacingMiddleware(stay, share=1.0)
     inside = 40
 
     def client(who: int) -> asyncio.Task[None]:
@@ -147,7 +147,7 @@ async def _exodus() -> None:
             return {"type": "http.disconnect"}
 
         return asyncio.ensure_future(
-            stile({"type": "http", "who": who, "method": "POST"}, receive, _nothing)
+            pacing({"type": "http", "who": who, "method": "POST"}, receive, _nothing)
         )
 
     counting = asyncio.ensure_future(app.count())
@@ -176,9 +176,9 @@ def test_a_crowd_leaves_one_by_one_and_does_not_queue_behind_those_who_come() ->
 def test_who_only_looks_does_not_queue_behind_a_crowd(method: str) -> None:
     async def look() -> None:
         app = _App()
-        stile = TurnstileMiddleware(app, share=0.01)  # who comes with the crowd waits for long
-        crowd = [_go(stile, who) for who in range(50)]
-        looks = [_go(stile, who, method=method) for who in range(50, 60)]
+        pacing = RequestPacingMiddleware(app, share=0.01)  # who comes with the crowd waits for long
+        crowd = [_go(pacing, who) for who in range(50)]
+        looks = [_go(pacing, who, method=method) for who in range(50, 60)]
         counting = asyncio.ensure_future(app.count())
         await asyncio.gather(*looks)
         counting.cancel()
