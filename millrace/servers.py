@@ -25,6 +25,10 @@ from millrace.config import home
 Pool = Literal["host", "cuda"]
 """Whose memory a server's models take: the machine's, or that of a card with memory of its own."""
 _FOLDER, _SUFFIX = "servers", ".json"
+_UNSEEN = ".new"
+"""The suffix of records that are being made."""
+_MAKING = 60.0
+"""Seconds after which such a record that nobody holds is removed."""
 _BLOCK = 512
 """Records are padded to a multiple of this, so that one write replaces a whole record."""
 _TRIES = 3
@@ -92,20 +96,22 @@ class Registration:
         with contextlib.suppress(OSError):
             folder = home().absolute() / _FOLDER
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for _ in range(_TRIES):
-                path = folder / f"{self.record.port}-{secrets.token_hex(4)}{_SUFFIX}"
-                flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-                descriptor = os.open(path, flags, 0o600)
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX)
-                    taken = _same(path, descriptor)  # else a reader removed it before it was locked
-                except OSError:
-                    taken = False
-                if taken:
-                    self._descriptor, self._path = descriptor, path
-                    self._write()
-                    return
+            name = f"{self.record.port}-{secrets.token_hex(4)}"
+            path, unseen = folder / f"{name}{_SUFFIX}", folder / f"{name}{_UNSEEN}"
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            descriptor = os.open(unseen, flags, 0o600)
+            try:
+                # Readers see it when it is locked and whole.
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                self._descriptor = descriptor
+                self._write()
+                unseen.rename(path)
+            except OSError:
+                self._descriptor = None
                 os.close(descriptor)
+                unseen.unlink(missing_ok=True)
+                raise
+            self._path = path
 
     def update(self, memory: ServerMemory) -> None:
         if memory != self.record.memory:
@@ -135,6 +141,14 @@ class Registration:
             self._written = whole
 
 
+def _sweep() -> None:
+    """Remove records whose servers were killed while they made them."""
+    with contextlib.suppress(OSError):
+        for path in (home().absolute() / _FOLDER).glob(f"*{_UNSEEN}"):
+            if time.time() - path.stat().st_mtime > _MAKING:
+                _stale(path)
+
+
 def running() -> list[ServerRecord]:
     """The servers of this machine, those that started first before others; removes stale records."""
     return [record for _, record in _live()]
@@ -142,6 +156,7 @@ def running() -> list[ServerRecord]:
 
 def _live() -> list[tuple[Path, ServerRecord]]:
     found = []
+    _sweep()
     for path in _paths():
         with contextlib.suppress(OSError):
             if not _stale(path) and (record := _read(path)) is not None:

@@ -118,6 +118,16 @@ def test_readers_at_the_start_of_a_server_do_not_remove_its_record() -> None:
             reader.join()
 
 
+def test_a_record_that_was_never_finished_is_removed(home: Path) -> None:
+    opened(8001)
+    old, young = home / "servers" / "8002-a.new", home / "servers" / "8003-b.new"
+    for path in (old, young):
+        path.write_text("{}")
+    os.utime(old, (0, 0))
+    assert [r.port for r in servers.running()] == [8001]
+    assert not old.exists() and young.exists()
+
+
 def test_a_folder_that_cannot_be_written_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
