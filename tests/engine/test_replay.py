@@ -22,7 +22,7 @@ from millrace.engine.speculation import Speculation
 from millrace.engine.turn import Begin, Drop, Outcome, Pass, Seen, Turn, decoder
 from millrace.protocol import Abort, AbortChoice, Choice, Sampling, Submit
 
-REQUESTS = 300
+REQUESTS = 180
 _seen = msgspec.msgpack.Decoder(Seen)
 
 
