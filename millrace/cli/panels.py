@@ -1,11 +1,13 @@
-"""The options of `serve` in groups, as `--help` shows them. It knows their names and no option itself."""
+"""The options of `serve` in groups, as `--help` shows them, and under the names that other servers have for
+them. It knows their names and no option itself."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 from typer.models import OptionInfo
 
 _EPILOG = (
@@ -36,6 +38,14 @@ PANELS = {
     "Log and figures": "log_level log_format metrics_names",
 }
 
+ALIASES = {
+    "name": ("--served-model-name",),
+    "context": ("--ctx-size", "--max-model-len"),
+    "max_running": ("--max-num-seqs",),
+    "prefill_chunk": ("--max-num-batched-tokens", "--chunked-prefill-size"),
+}
+"""What vLLM, SGLang and llama.cpp call the same, on the command line alone."""
+
 
 def add_in_panels(app: typer.Typer, command: Callable[..., None]) -> None:
     """Add the command, whose options know the group they are shown in and stand in the environment, too."""
@@ -46,6 +56,24 @@ def add_in_panels(app: typer.Typer, command: Callable[..., None]) -> None:
             if isinstance(note, OptionInfo):
                 note.rich_help_panel = panels.get(name, OTHERS)
                 note.show_envvar = False  # all have one alike, which is said once
+                if more := ALIASES.get(name):
+                    note.help = f"{note.help} Also {' or '.join(more)}."
     command.__annotations__ = hints
     settings = {"auto_envvar_prefix": "MILLRACE"}
-    app.command(context_settings=settings, epilog=_EPILOG)(command)
+    app.command(cls=_AliasedCommand, context_settings=settings, epilog=_EPILOG)(command)
+
+
+class _AliasedCommand(TyperCommand):
+    """A command that takes its options under their other names as well."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        own = {
+            other: f"--{name.replace('_', '-')}" for name, more in ALIASES.items() for other in more
+        }
+        end = args.index("--") if "--" in args else len(args)
+        for place, arg in enumerate(args[:end]):
+            name, equals, value = arg.partition("=")
+            if name in own:
+                args[place] = f"{own[name]}{equals}{value}"
+        rest: list[str] = super().parse_args(ctx, args)
+        return rest

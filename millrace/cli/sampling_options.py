@@ -1,4 +1,4 @@
-"""Options of `serve` for requests that say nothing of how tokens are drawn."""
+"""Options of `serve` for the sampling of requests that set none."""
 
 from __future__ import annotations
 
@@ -8,20 +8,31 @@ import typer
 
 Temperature = Annotated[
     float | None,
-    typer.Option(help="Where a request has none; the model's own if not given. So do these:"),
+    typer.Option(
+        help="Sampling temperature of requests that set none; the model's own if not given, as with the "
+        "options below."
+    ),
 ]
-TopP = Annotated[float | None, typer.Option(help="Share of the probability kept.")]
-TopK = Annotated[int | None, typer.Option(help="Tokens kept; 0 keeps all.")]
+TopP = Annotated[
+    float | None,
+    typer.Option(help="Keep the likeliest tokens that have this share of the probability."),
+]
+TopK = Annotated[
+    int | None, typer.Option(help="Keep this many of the likeliest tokens; 0 keeps all.")
+]
 MinP = Annotated[
-    float | None, typer.Option(help="Least share of the likeliest token's probability.")
+    float | None,
+    typer.Option(help="Keep tokens with at least this share of the likeliest token's probability."),
 ]
 RepetitionPenalty = Annotated[
-    float | None, typer.Option(help="Divides the logits of what the context has.")
+    float | None, typer.Option(help="Divide the logits of tokens that the context has by this.")
 ]
 PresencePenalty = Annotated[
-    float | None, typer.Option(help="Taken from the logits of what was said.")
+    float | None, typer.Option(help="Subtract this from the logits of tokens that the answer has.")
 ]
-FrequencyPenalty = Annotated[float | None, typer.Option(help="The same for each time it was said.")]
+FrequencyPenalty = Annotated[
+    float | None, typer.Option(help="Subtract this for each time that the answer has a token.")
+]
 LoopGuard = Annotated[
     bool | None,
     typer.Option(
@@ -30,5 +41,6 @@ LoopGuard = Annotated[
     ),
 ]
 MaxTokens = Annotated[
-    int | None, typer.Option(help="Tokens of an answer; what the window leaves if not given.")
+    int | None,
+    typer.Option(help="The most tokens of an answer; what the window leaves if not given."),
 ]
