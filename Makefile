@@ -20,7 +20,7 @@ CLIENTS ?= .venv-clients
 GATEWAY ?= .venv-gateway
 PAGE    ?= .venv-page
 
-.PHONY: help setup serve chat prove test lint unit test-heavy test-agents test-clients test-gateway demo-gateway test-page test-package test-ranks test-fuzz test-minilm bench-core hashes wheel base-image image clean
+.PHONY: help setup serve chat prove test lint unit test-heavy test-agents test-clients test-gateway demo-gateway test-page test-package test-ranks test-fuzz test-minilm bench-core hashes wheel docs base-image image clean
 
 help:  ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -122,6 +122,11 @@ wheel:  ## dist/: the wheel as it is released, built by tools that are pinned wi
 	@rm -rf build/wheel-env && $(PYTHON) -m venv build/wheel-env
 	@build/wheel-env/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r packaging/hashes/build.txt
 	@build/wheel-env/bin/python -m pip wheel -q --disable-pip-version-check --no-index --no-deps --no-build-isolation -w dist .
+
+docs:  ## build/site: the docs as a site, with every link checked
+	@test -x build/docs-env/bin/mkdocs || { $(PYTHON) -m venv build/docs-env && \
+	  build/docs-env/bin/python -m pip install -q --disable-pip-version-check -r packaging/docs.txt; }
+	@NO_MKDOCS_2_WARNING=1 build/docs-env/bin/mkdocs build --strict -q && echo "build/site/index.html"
 
 base-image:  ## Record which image the Dockerfile's base tag is now; needs Docker
 	@$(PYTHON) packaging/image.py resolve

@@ -24,6 +24,8 @@ class MillraceError(Exception):
 
 
 class BadRequest(MillraceError):
+    """A request that is malformed, or has a value that is not taken; the message names the field."""
+
     code = "invalid_request"
     status = 400
 
@@ -35,6 +37,8 @@ class Unsupported(BadRequest):
 
 
 class ContextLengthExceeded(BadRequest):
+    """A prompt that is longer than the context window."""
+
     code = "context_length_exceeded"
 
     def __init__(self, prompt_tokens: int, window: int, *, at_least: bool = False) -> None:
@@ -93,6 +97,8 @@ class BadDocument(BadRequest):
 
 
 class Unauthorized(MillraceError):
+    """No API key, or one that the server does not know."""
+
     code = "invalid_api_key"
     status = 401
 
@@ -111,6 +117,8 @@ class RoleNeeded(NotAllowed):
 
 
 class NotFound(MillraceError):
+    """A path or an id that does not exist."""
+
     code = "not_found"
     status = 404
 
@@ -136,6 +144,8 @@ class PreviousResponseNotFound(BadRequest):
 
 
 class ModelNotFound(NotFound):
+    """A model that this server does not serve; the message lists those that it does."""
+
     code = "model_not_found"
 
     def __init__(self, name: str, available: list[str], hint: str = "") -> None:
@@ -154,6 +164,8 @@ class NotLoaded(MillraceError):
 
 
 class RequestTooLarge(MillraceError):
+    """A body that is larger than `--max-body`."""
+
     code = "request_too_large"
     status = 413
 
@@ -172,6 +184,8 @@ class UnsupportedEncoding(BadRequest):
 
 
 class Overloaded(MillraceError):
+    """The queue is full; `Retry-After` says when to come again."""
+
     code = "overloaded"
     status = 429
 
@@ -208,7 +222,7 @@ class OutOfMemory(MillraceError):
 
 
 class InsufficientStorage(MillraceError):
-    """No room to store a response or conversation: over the caller's limit, or the disk is full."""
+    """No room to store a response or conversation: over the key's limit, or the disk is full."""
 
     code = "insufficient_storage"
     status = 507
@@ -229,6 +243,8 @@ class HubUnreachable(MillraceError):
 
 
 class DeadlineExceeded(MillraceError):
+    """The `timeout` of the request has passed."""
+
     code = "timeout"
     status = 504
 
@@ -264,6 +280,8 @@ class RequestFailed(MillraceError):
 
 
 class Cancelled(MillraceError):
+    """The request was cancelled, by its client or an administrator."""
+
     code = "cancelled"
     status = 499
 

@@ -40,11 +40,16 @@ PANELS = {
 
 ALIASES = {
     "name": ("--served-model-name",),
-    "context": ("--ctx-size", "--max-model-len"),
-    "max_running": ("--max-num-seqs",),
-    "prefill_chunk": ("--max-num-batched-tokens", "--chunked-prefill-size"),
+    "context": ("--ctx-size", "--max-model-len", "--context-length"),
+    "max_running": ("--max-num-seqs", "--max-running-requests", "--decode-concurrency"),
+    "prefill_chunk": (
+        "--max-num-batched-tokens",
+        "--chunked-prefill-size",
+        "--prefill-step-size",
+    ),
+    "temperature": ("--temp",),
 }
-"""What vLLM, SGLang and llama.cpp call the same, on the command line alone."""
+"""What vLLM, SGLang, llama.cpp and mlx-lm call the same, on the command line alone."""
 
 
 def add_in_panels(app: typer.Typer, command: Callable[..., None]) -> None:
@@ -57,7 +62,7 @@ def add_in_panels(app: typer.Typer, command: Callable[..., None]) -> None:
                 note.rich_help_panel = panels.get(name, OTHERS)
                 note.show_envvar = False  # all have one alike, which is said once
                 if more := ALIASES.get(name):
-                    note.help = f"{note.help} Also {' or '.join(more)}."
+                    note.help = f"{note.help} Also {', '.join(more)}."
     command.__annotations__ = hints
     settings = {"auto_envvar_prefix": "MILLRACE"}
     app.command(cls=_AliasedCommand, context_settings=settings, epilog=_EPILOG)(command)

@@ -50,55 +50,77 @@ class Metrics:
             )
 
         self.requests = counter(
-            "requests", "Requests by how they ended", ["endpoint", "model", "outcome"]
+            "requests",
+            "Requests that have ended, by endpoint and outcome",
+            ["endpoint", "model", "outcome"],
         )
         self.finished = counter(
-            "finished_requests", "Requests by why their answers ended", ["model", "reason"]
+            "finished_requests", "Requests that have ended, by finish reason", ["model", "reason"]
         )
-        self.prompt = counter("prompt_tokens", "Tokens of prompts received")
-        self.cached = counter("cached_tokens", "Prompt tokens whose state was reused")
+        self.prompt = counter("prompt_tokens", "Prompt tokens, cached ones included")
+        self.cached = counter("cached_tokens", "Prompt tokens found in the prefix cache")
         self.hits = counter(
-            "cache_hits", "Requests by what the prefix cache had for them", ["model", "kind"]
+            "cache_hits", "Requests by the kind of prefix cache hit", ["model", "kind"]
         )
-        self.prefilled = counter("prefilled_tokens", "Prompt tokens that were really run")
-        self.generated = counter("generated_tokens", "Tokens made")
-        self.restarts = counter("engine_restarts", "Engines that died and were started again")
-        self.running = gauge("running", "Rows in the batch")
-        self.queued = gauge("queued", "Requests that have no token yet")
-        self.kv_bytes = gauge("kv_bytes", "Bytes of key-value state held by the engine")
-        self.kv_limit = gauge("kv_limit_bytes", "What such state may take")
-        self.cache_bytes = gauge("cache_bytes", "Bytes held by the prefix cache", ["model", "tier"])
-        self.device = gauge("device_bytes", "Memory of the engine's device", ["model", "kind"])
+        self.prefilled = counter("prefilled_tokens", "Prompt tokens that the model has run")
+        self.generated = counter("generated_tokens", "Generated tokens")
+        self.restarts = counter(
+            "engine_restarts", "Engine processes that ended and were started again"
+        )
+        self.running = gauge("running", "Sequences that are being answered")
+        self.queued = gauge("queued", "Requests without a first token")
+        self.kv_bytes = gauge("kv_bytes", "Bytes of key-value state of running requests")
+        self.kv_limit = gauge("kv_limit_bytes", "The most bytes that this state may take")
+        self.cache_bytes = gauge(
+            "cache_bytes", "Bytes of the prefix cache, in memory and on disk", ["model", "tier"]
+        )
+        self.device = gauge(
+            "device_bytes", "Bytes of the device's memory, as MLX counts them", ["model", "kind"]
+        )
         self.pictures = counter(
-            "pictures", "Pictures encoded, found encoded, or not needed", ["model", "kind"]
-        )
-        self.picture_bytes = gauge("picture_bytes", "Bytes of encoded pictures that are kept")
-        self.sparse = counter(
-            "specprefill_tokens",
-            "Prompt tokens that a draft scored, and those kept",
+            "pictures",
+            "Pictures: encoded, found encoded, or skipped because the prefix cache had them",
             ["model", "kind"],
         )
-        self.scoring = counter("specprefill_scoring_seconds", "Time that drafts took to choose")
-        self.sparse_prefill = counter(
-            "specprefill_prefill_seconds", "Time from that to the first token"
+        self.picture_bytes = gauge("picture_bytes", "Bytes of picture features in memory")
+        self.sparse = counter(
+            "specprefill_tokens",
+            "SpecPrefill: prompt tokens scored, run by the draft, and kept",
+            ["model", "kind"],
         )
-        self.loads = counter("model_loads", "Models loaded, or not", ["model", "outcome"])
-        self.unloads = counter("model_unloads", "Models unloaded", ["model", "reason"])
-        self.limit = gauge("memory_limit_bytes", "What all models may take together", [])
-        self.reserved = gauge("memory_reserved_bytes", "What models have reserved of it", [])
+        self.scoring = counter(
+            "specprefill_scoring_seconds",
+            "SpecPrefill: seconds from the start of scoring to the selection",
+        )
+        self.sparse_prefill = counter(
+            "specprefill_prefill_seconds",
+            "SpecPrefill: seconds from the selection to the first token",
+        )
+        self.loads = counter("model_loads", "Model loads, by outcome", ["model", "outcome"])
+        self.unloads = counter("model_unloads", "Model unloads, by reason", ["model", "reason"])
+        self.limit = gauge("memory_limit_bytes", "Bytes that all models together may take", [])
+        self.reserved = gauge(
+            "memory_reserved_bytes", "Bytes reserved by models: the sum of their ceilings", []
+        )
         self.others = gauge(
             "memory_other_servers_bytes",
-            "What other servers on this machine held at the last load",
+            "Bytes held by other servers on this machine at the last load",
             [],
         )
-        self.weights = gauge("weight_bytes", "Bytes of weights that are loaded")
-        self.ceiling = gauge("ceiling_bytes", "The most that a loaded model may take in all")
+        self.weights = gauge("weight_bytes", "Bytes of loaded weights")
+        self.ceiling = gauge("ceiling_bytes", "The most bytes that a loaded model may take")
         self._models: dict[str, ModelMetrics] = {}
         self.ended = EndedRequests()
-        self.ttft = histogram("time_to_first_token_seconds", "Arrival to first token", _COARSE)
-        self.gap = histogram("inter_token_seconds", "Time between tokens of a row", _FINE)
-        self.e2e = histogram("request_seconds", "Arrival to end", _COARSE)
-        self.step = histogram("step_seconds", "Time between two decode steps", _FINE)
+        self.ttft = histogram(
+            "time_to_first_token_seconds", "Seconds from arrival to the first token", _COARSE
+        )
+        self.gap = histogram(
+            "inter_token_seconds", "Seconds between two tokens of a sequence", _FINE
+        )
+        self.e2e = histogram(
+            "request_seconds", "Seconds from arrival to the end of the answer", _COARSE
+        )
+        self.step = histogram("step_seconds", "Seconds between two steps with decode tokens", _FINE)
 
     def refused(self, endpoint: str, code: str) -> None:
         """A request that was turned away before it ran; the code of the error is its outcome."""
