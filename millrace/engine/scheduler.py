@@ -214,7 +214,7 @@ class Scheduler:
         """A prompt that was under way queues again."""
         self.discard(prefill)
         prefill.done = 0
-        prefill.demoted, prefill.promised = True, False
+        prefill.demoted = True
         self.add(prefill)
 
     def _start(self, prefill: Prefill, running: abc.Sequence[Sequence]) -> None:
@@ -228,7 +228,7 @@ class Scheduler:
         self._waiting.remove(prefill)
         self._started.append(prefill)
         self._held[prefill.request.caller] += prefill.width
-        prefill.stage = Stage.STARTED
+        prefill.stage, prefill.promised = Stage.STARTED, False
         self._begin(prefill)
 
     def _first(

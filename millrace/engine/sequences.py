@@ -136,7 +136,8 @@ class Prefill:
     demoted: bool = False
     """It was under way before: what it finds again is its own."""
     promised: bool = False
-    """Others gave way to it: it goes before all that wait, or they would come back before it."""
+    """Others gave way to it: until it has started it goes before all that wait, or they would take the room
+    back."""
     quiet: bool = False
     """Others of its request's rows run the same prompt: what it finds of theirs was not found by
     the request, and is not reported as such."""

@@ -45,6 +45,20 @@ def test_a_high_priority_does_not_pre_empt_another_callers_rows() -> None:
         assert {1, 2} <= {row.request.id for row in world.batch}
 
 
+def test_a_long_prompt_that_others_gave_way_to_does_not_keep_a_third_caller_waiting() -> None:
+    world = World(rows=4)
+    world.submit(100, 5, 2000, width=20, caller="wide")
+    while len(world.batch) < 4:
+        world.turn()
+    world.submit(200, 7000, 40, caller="long")
+    while len(world.batch) == 4:
+        world.turn()
+    for id in range(1, 6):
+        world.submit(id, 5, 5, caller="short")
+        assert _until_first(world, id, 60.0) < 4.0
+    assert 200 not in world.first
+
+
 def test_within_a_caller_priority_pre_empts_as_before() -> None:
     world = World(rows=2)
     for id in (1, 2):
