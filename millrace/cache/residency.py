@@ -84,13 +84,18 @@ class Residency:
         # A little more at once: choosing looks at every node.
         excess = self._tree.nbytes + needed - self.memory + self.memory // 50
         most = self._tree.nbytes - excess
-        for node, part in list(victims(self._tree, now, excess)):
-            if self._tree.nbytes <= most:
-                break  # a run that is forgotten takes its checkpoint with it
-            if node.id in self._tree.nodes:
-                self.give_up(out, node, part, now)
+        progress = True
+        while progress and self._tree.nbytes > most:
+            # Again, where a run goes to disk: what its tokens take stays.
+            progress = False
+            for node, part in list(victims(self._tree, now, self._tree.nbytes - most)):
+                if self._tree.nbytes <= most:
+                    break  # a run that is forgotten takes its checkpoint with it
+                if node.id in self._tree.nodes:
+                    progress |= self.give_up(out, node, part, now)
 
-    def give_up(self, out: Operations, node: Node, part: Part, now: float) -> None:
+    def give_up(self, out: Operations, node: Node, part: Part, now: float) -> bool:
+        """Let go of a part of a node in memory; says whether that could be."""
         before = self._tree.nbytes
         self._write_back.save(out, node, now)
         if part == "checkpoint":
@@ -102,7 +107,10 @@ class Residency:
             out.append(Evict(node.id))
         elif not any(n.pins for n in node.below()):
             self.forget(out, node)
+        else:
+            return False
         self.evicted += before - self._tree.nbytes
+        return True
 
     def forget(self, out: Operations, node: Node) -> None:
         """Let go of a node and all under it, in memory and on disk."""

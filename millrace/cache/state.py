@@ -41,10 +41,12 @@ class Layout:
     needs: Layers
 
     @classmethod
-    def of(cls, model: Any) -> Layout:
+    def of(cls, model: Any, used: Sequence[Any] | None = None) -> Layout:
+        """`used` are caches that a prompt has run on: layers that left theirs empty have no state."""
         caches = make_prompt_cache(model)
         kinds = tuple(type(c).__name__ for c in caches)
-        cuttable = tuple(i for i, c in enumerate(caches) if type(c) is KVCache)
+        whole = [i for i, c in enumerate(caches) if type(c) is KVCache]
+        cuttable = tuple(i for i in whole if used is None or used[i].keys is not None)
         rest = tuple(i for i, c in enumerate(caches) if type(c) is not KVCache)
         windows = [caches[i].max_size for i in rest if isinstance(caches[i], RotatingKVCache)]
         window = min(windows) if windows and len(windows) == len(rest) else None
@@ -154,7 +156,7 @@ def sizes_of(layout: Layout, caches: Sequence[Any], pack: bool) -> StateSizes:
 def measured_sizes(model: Any, layout: Layout, pack: bool) -> StateSizes:
     """The same for a model of which no caches are at hand: runs it once."""
     caches = make_prompt_cache(model)
-    mx.eval(model(mx.array([[0, 0]], mx.int32), cache=caches))
+    mx.eval(model(mx.array([[0] * 16], mx.int32), cache=caches))
     return sizes_of(layout, caches, pack)
 
 

@@ -14,6 +14,8 @@ def cost_of(caches: list[Any]) -> StateCost:
     per_token, flat = 0, 0
     windowed: list[tuple[int, int]] = []
     for cache in _leaves(caches):
+        if isinstance(cache, KVCache | RotatingKVCache) and cache.keys is None:
+            continue  # a layer without attention
         if isinstance(cache, RotatingKVCache):
             windowed.append((cache.nbytes // cache.keys.shape[2], cache.max_size))
         elif isinstance(cache, KVCache):

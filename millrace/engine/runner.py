@@ -22,6 +22,7 @@ from millrace.engine.memory import StateCost
 from millrace.engine.page_segments import PageSegments
 from millrace.engine.shapes import Shapes
 from millrace.models.adapters.slots import slots_of
+from millrace.models.load import WARM_UP_TOKENS
 from millrace.models.rotations import Rotations, asked
 from millrace.paging.batching import Batching
 from millrace.paging.mlx_model import MlxPagedModel
@@ -73,16 +74,16 @@ class Runner:
         recurring: bool = False,
         group: Any = None,
     ) -> None:
-        """`used` are caches that a prompt has run on; without them, one token is run here. With
+        """`used` are caches that a prompt has run on; without them, some tokens are run here. With
         `recurring`, a device of its own runs passes of recurring shapes. `group` are the ranks that a
         model is split over."""
         self._model = model
         self._rotations: Rotations | None = getattr(model, "rotations", None)
         if used is None:
             used = make_prompt_cache(model)
-            mx.eval(model(mx.array([[0]], mx.int32), cache=used))
+            mx.eval(model(mx.array([[0] * WARM_UP_TOKENS], mx.int32), cache=used))
         self.adapters = slots_of(model)
-        self.layout = Layout.of(model)
+        self.layout = Layout.of(model, used)
         self.shapes = Shapes(recurring)
         self._native: NativePagedModel | None = None
         self._mlx: MlxPagedModel | None = None

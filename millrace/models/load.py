@@ -26,6 +26,9 @@ from millrace.native import LoadingNote, unheard
 
 log = logging.getLogger("millrace.models")
 
+WARM_UP_TOKENS = 16
+"""State is measured after these: some layers' grows over the first few tokens and then no more."""
+
 
 @dataclass(frozen=True)
 class LoadedModel:
@@ -43,7 +46,7 @@ class LoadedModel:
     memory: int
     """Bytes of the device that models and their state may take."""
     caches: list[Any]
-    """The layers' state after the warm-up's one token: what a row is made of."""
+    """The layers' state after the warm-up: what a row is made of."""
     seconds: float
     group: Any = None
     """The ranks that it is split over."""
@@ -183,8 +186,8 @@ def _read_layers(layers: Sequence[Any], note: LoadingNote) -> None:
 
 
 def _warm_up(model: Any, caches: list[Any]) -> tuple[int, str]:
-    """One token through the model: it works, its kernels are compiled, its logits' width is known."""
-    logits = model(mx.array([[0]], mx.int32), cache=caches)
+    """Run a few tokens: the model works, its kernels are compiled, its logits' width is known."""
+    logits = model(mx.array([[0] * WARM_UP_TOKENS], mx.int32), cache=caches)
     mx.eval(logits)
     return int(logits.shape[-1]), str(logits.dtype).removeprefix("mlx.core.")
 

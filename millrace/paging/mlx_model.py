@@ -150,12 +150,12 @@ class MlxPagedModel:
         return [
             place
             for place, layer in enumerate(self._paged.layers)
-            if isinstance(layer, PagedLayer) and layer.group == group
+            if isinstance(layer, PagedLayer) and layer.group == group and layer.keys is not None
         ]
 
     def groups_layers(self, group: int) -> int:
         """How many layers, and parts of layers, have pages of a group."""
-        return sum(1 for layer in self._paged.paged if layer.group == group)
+        return sum(layer.group == group and layer.keys is not None for layer in self._paged.paged)
 
     def cache(self, layer: int, tables: Tables, length: int, sequence: int) -> Any:
         """A layer's state of a sequence after `length` tokens as one of mlx-lm's caches; a copy."""
@@ -178,7 +178,7 @@ class MlxPagedModel:
         pages = tables[layer.group][0]
         if layer.window is None:
             whole = KVCache()
-            if length:
+            if length and layer.keys is not None:
                 whole.keys, whole.values = layer.read(pages[: -(-length // self.page)], 0, length)
                 whole.offset = length
             return whole

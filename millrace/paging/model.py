@@ -150,7 +150,7 @@ class PagedModel:
     def copy_page(self, source: int, target: int, group: int) -> None:
         """Copy a page to another, in all layers of a group."""
         for layer in self.paged:
-            if layer.group == group:
+            if layer.group == group and layer.keys is not None:
                 layer.copy(source, target)
 
     def drop(self, sequence: int) -> None:
@@ -263,12 +263,12 @@ class PagedModel:
         """See which layers attend through the seam, and whether rows may have places of their own."""
         attended = self._attended(1)
         for layer in self.paged:
-            layer.gathers = id(layer) not in attended
+            layer.gathers = layer.keys is not None and id(layer) not in attended
         if any(layer.gathers for layer in self.paged) or self.states or self._group is not None:
             # Their prompts are rows of several tokens, which some attend to in another way.
             attended &= self._attended(2)
             for layer in self.paged:
-                layer.gathers = id(layer) not in attended
+                layer.gathers = layer.keys is not None and id(layer) not in attended
         for layer in self.paged:
             layer.resize(max(_TRIAL_PAGES, pages))
         if not all(isinstance(each, (PagedLayer, StateLayer)) for each in _flat(self._layers)):

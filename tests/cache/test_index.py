@@ -171,6 +171,22 @@ def test_whatever_comes_and_goes_what_is_found_is_right(
         whole.check()
 
 
+def test_runs_that_go_to_disk_leave_no_more_than_there_is_memory_for() -> None:
+    """The tokens of a run that is written stay known: giving it up frees less than it held."""
+    whole = Whole("recurrent", 400, PLENTY)
+    before = [("", "000"), ("", "0"), ("", "00000"), ("", "0000100000"), ("", "100"), ("", "00")]
+    before += [("", "000000"), ("a", "0"), *[("", "0")] * 7, ("", "00")]
+    behind = [*[("", "0")] * 4, ("a", "000"), ("", "000010100"), ("", "0000000000"), ("", "0000")]
+    for each in (before, [*behind, ("", "010000000")]):
+        for salt, tokens in each:
+            whole.now += 1
+            boundary = tokens in ("100", "00", "0000000000", "0000", "010000000")
+            state = tokens in ("0000000000", "010000000")
+            whole.keep(salt, [int(t) for t in tokens], state=state, boundary=boundary)
+        whole.lend(848 if each is before else 0)
+        whole.check()
+
+
 @pytest.mark.parametrize("shape", ["cuttable", "recurrent", "pages"])
 def test_a_run_below_one_that_could_not_be_read_is_written_again(shape: str) -> None:
     """All below it leaves the disk with it: a report of that must not be taken for the new copy's."""

@@ -186,7 +186,7 @@ class Bench:
 
 def cost(model: Any) -> StateCost:
     caches = make_prompt_cache(model)
-    mx.eval(model(mx.array([[1, 2]], mx.int32), cache=caches))
+    mx.eval(model(mx.array([[1] * 16], mx.int32), cache=caches))
     return cost_of(caches)
 
 
