@@ -98,7 +98,7 @@ def test_answers_are_whole_when_the_store_fills_up(cramped: Server) -> None:
     assert post(BIG).json()["store"] is True
 
 
-def test_a_background_answer_that_is_not_kept_is_gone_not_running(cramped: Server) -> None:
+def test_a_background_answer_that_cannot_be_stored_is_held_in_memory(cramped: Server) -> None:
     kept = _fill(lambda body: cramped.post("/v1/responses", body))
     for id in kept[:2]:
         cramped.http.delete(f"/v1/responses/{id}")
@@ -107,7 +107,13 @@ def test_a_background_answer_that_is_not_kept_is_gone_not_running(cramped: Serve
     with cramped.http.stream("POST", "/v1/responses", json=long) as streamed:
         last = check_order(events(streamed))
     assert last["status"] == "incomplete" and last["store"] is False
-    assert cramped.http.get(f"/v1/responses/{last['id']}").status_code == 404
+    place = f"/v1/responses/{last['id']}"
+    held = cramped.http.get(place).json()
+    assert held == last and held["store_error"]["code"] == "insufficient_storage"
+    with cramped.http.stream("GET", place, params={"stream": "true"}) as again:
+        assert check_order(events(again)) == last
+    assert cramped.http.delete(place).status_code == 200
+    assert cramped.http.get(place).status_code == cramped.http.delete(place).status_code == 404
 
 
 def test_a_key_that_used_its_share_is_refused_before_the_work(

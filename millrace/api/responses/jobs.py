@@ -1,7 +1,7 @@
 """Background responses: work that outlives the connection it came from.
 
 A job keeps its wire events, so that any number of clients can follow it, from any point on. When it
-has ended, the store is where it is found.
+has ended, the store is where it is found; one that could not be stored stays in memory for a while.
 """
 
 from __future__ import annotations
@@ -24,6 +24,11 @@ from millrace.serving.running import Running
 
 log = logging.getLogger("millrace.api")
 
+_LOST_SECONDS = 600.0
+"""How long an ended response that could not be stored can be asked for."""
+_MOST_LOST = 64
+"""How many of them are held; the oldest go first."""
+
 
 class BackgroundJob:
     def __init__(self, id: str, plan: ResponsePlan, running: Running, store: Store) -> None:
@@ -35,6 +40,8 @@ class BackgroundJob:
         self._log: list[bytes] = []
         self._news = asyncio.Event()
         self.ended = asyncio.Event()
+        self.lost = False
+        """It could not be stored when it ended."""
 
     def response(self) -> dict[str, Any]:
         self._notice()
@@ -93,7 +100,8 @@ class BackgroundJob:
                 events=events,
                 conversation=None if self._answering.machine.error else self._plan.conversation,
             )
-        except MillraceError:
+        except Exception:
+            self.lost = True
             # What was stored at the start would be found as still running.
             try:
                 await self._store.delete(self.id)
@@ -108,6 +116,7 @@ class Jobs:
     def __init__(self) -> None:
         self._jobs: dict[str, BackgroundJob] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._lost: dict[str, asyncio.TimerHandle] = {}
 
     def get(self, id: str) -> BackgroundJob | None:
         return self._jobs.get(id)
@@ -140,7 +149,25 @@ class Jobs:
         try:
             await job.run()
         finally:
-            del self._jobs[job.id]
+            if job.lost:
+                self._hold(job.id)
+            else:
+                del self._jobs[job.id]
+
+    def _hold(self, id: str) -> None:
+        while len(self._lost) >= _MOST_LOST:
+            self.forget(next(iter(self._lost)))
+        loop = asyncio.get_running_loop()
+        self._lost[id] = loop.call_later(_LOST_SECONDS, self.forget, id)
+
+    def forget(self, id: str) -> bool:
+        """Let go of an ended response that could not be stored; says whether there was one."""
+        timer = self._lost.pop(id, None)
+        if timer is None:
+            return False
+        timer.cancel()
+        del self._jobs[id]
+        return True
 
 
 def packed(events: list[bytes]) -> bytes:

@@ -82,7 +82,8 @@ async def delete(http: HttpRequest, id: str) -> Response:
     context = context_of(http)
     if job := context.jobs.get(id):
         await job.cancel()
-    if not await context.store.delete(id):
+    held = context.jobs.forget(id)
+    if not held and not await context.store.delete(id):
         raise _missing(id)
     return as_json({"id": id, "object": "response", "deleted": True})
 
