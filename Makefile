@@ -20,7 +20,7 @@ CLIENTS ?= .venv-clients
 GATEWAY ?= .venv-gateway
 PAGE    ?= .venv-page
 
-.PHONY: help setup serve chat prove test lint unit test-heavy test-agents test-clients test-gateway demo-gateway test-page test-package test-ranks test-fuzz test-minilm bench-core hashes wheel docs base-image image clean
+.PHONY: help setup serve chat prove test lint unit test-heavy test-models test-agents test-clients test-gateway demo-gateway test-page test-package test-ranks test-fuzz test-minilm bench-core hashes wheel docs base-image image clean
 
 help:  ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -66,6 +66,9 @@ unit: setup  ## The tests; ARGS="-k name" passes through
 
 test-heavy: setup  ## Longer runs of the random ones (200 schemas, 50 tool calls, 100,000 steps), and the proof beside mlx-lm
 	@MILLRACE_HEAVY=1 $(BIN)/python -m pytest tests/api/test_structured.py tests/api/test_tools.py tests/prove tests/engine/test_many_steps.py --timeout 3000 $(ARGS)
+
+test-models: setup  ## Every kind of model that the installed mlx-lm has a file for, in a tiny shape
+	@MILLRACE_MODELS=1 $(BIN)/python -m pytest tests/kinds --timeout 600 $(ARGS)
 
 test-agents: setup  ## Real coding agents, from the npm registry, as clients
 	@MILLRACE_AGENTS=1 $(BIN)/python -m pytest tests/agents -rs --timeout 900 $(ARGS)

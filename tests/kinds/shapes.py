@@ -260,7 +260,14 @@ OWN: dict[str, dict[str, Any]] = {
     "minimax_m3_vl": {"text_config": {"moe_layer_freq": [0, 1, 1, 1]}},
     "ministral3": {"rope_parameters": _LLAMA_4_SCALING},
     "mistral4": {"rope_parameters": _LLAMA_4_SCALING},
-    "muse_spark": {"text_config": {"layer_rope_theta": [10000.0] * LAYERS, "moe_hidden_size": 32}},
+    "muse_spark": {
+        "text_config": {
+            "layer_rope_theta": [10000.0] * LAYERS,
+            "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+            "moe_hidden_size": 32,
+            "num_shared_experts": 0,
+        }
+    },
     "nemotron": {"hidden_act": "relu2", "partial_rotary_factor": 0.5},
     "nemotron-nas": {
         "block_configs": [
