@@ -26,6 +26,7 @@ from mlx_lm.models.cache import (
 from millrace.cache.payload import Payload
 from millrace.cache.planner import Layers
 from millrace.cache.sizes import StateSizes, Window
+from millrace.models.load import WARM_UP_TOKENS
 
 _GROUP = 32
 _BITS = 8
@@ -156,7 +157,7 @@ def sizes_of(layout: Layout, caches: Sequence[Any], pack: bool) -> StateSizes:
 def measured_sizes(model: Any, layout: Layout, pack: bool) -> StateSizes:
     """The same for a model of which no caches are at hand: runs it once."""
     caches = make_prompt_cache(model)
-    mx.eval(model(mx.array([[0] * 16], mx.int32), cache=caches))
+    mx.eval(model(mx.array([[0] * WARM_UP_TOKENS], mx.int32), cache=caches))
     return sizes_of(layout, caches, pack)
 
 

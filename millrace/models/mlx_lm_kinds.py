@@ -1,4 +1,4 @@
-"""Which kinds of models (`model_type`) the installed mlx-lm has a class for, told without importing MLX.
+"""Which kinds of models (`model_type`) the installed mlx-lm has a class for, found without importing MLX.
 
 Its files are looked at: to look for a module of a package imports the package, and MLX with it.
 """

@@ -85,7 +85,7 @@ class PagedLayer:
         return keys, values
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """The same once more, for a layer that has no keys of its own."""
+        """The keys and values that the pass's tokens see, for a layer that has none of its own."""
         at = self._current.at
         return self._gathered(at) if self.gathers else at.lent_by(self)
 

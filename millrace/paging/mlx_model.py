@@ -131,7 +131,7 @@ class MlxPagedModel:
     def read_own(
         self, sequence: int, layer: int, begin: int, end: int
     ) -> tuple[mx.array, mx.array]:
-        """The same of a layer that keeps them in a cache of the model's own."""
+        """Copies of keys and values of a layer that keeps them in a cache of the model's own."""
         own = self._paged.own(sequence)[layer]
         keys, values = (mx.contiguous(a[:, :, begin:end]) for a in (own.keys, own.values))
         return keys, values

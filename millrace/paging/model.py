@@ -41,8 +41,8 @@ _ALIKE = 0.05
 """By how much of the largest logit those of the same token may differ in rows and alone: bfloat16 differs
 by a hundredth, a wrong mask by more than the logit itself."""
 _OTHER = 0.1
-"""The same for a sequence on pages and in caches of the model's own, where nothing is one row of several
-and a router of experts may choose others by a last digit."""
+"""By how much those of one sequence may differ on pages and in caches of the model's own: a router of
+experts may choose others by a last digit."""
 _PROMPT = [1, 2, 3, 1, 1, 3, 2, 2, 1, 3, 3, 2]
 
 
@@ -229,6 +229,8 @@ class PagedModel:
         try:
             self.batching = self._probe(pages)
             error = self._error()
+        except MemoryError:
+            raise
         except Exception as problem:  # whatever a model raises
             log.warning("the model cannot keep its state in pages: %s", problem)
             return False

@@ -130,8 +130,8 @@ class ModelLauncher:
                 state += -(-state // (DRAFT_PART - 1))
         return Need(fixed, state)
 
-    def told(self, spec: ModelSpec, state: int | None) -> EngineConfig:
-        """The state that it may hold, divided between running requests and prefixes."""
+    def engine_config(self, spec: ModelSpec, state: int | None) -> EngineConfig:
+        """What its engine gets, with the state that it may hold divided between requests and prefixes."""
         config = spec.engine
         if state is None:
             return config

@@ -56,7 +56,7 @@ class Opener(Protocol):
     def need(self, spec: ModelSpec) -> Need:
         """From its files: not for the event loop."""
 
-    def told(self, spec: ModelSpec, state: int | None) -> EngineConfig:
+    def engine_config(self, spec: ModelSpec, state: int | None) -> EngineConfig:
         """What its engine is told when it gets so many bytes for state."""
 
     def client(self, spec: ModelSpec, config: Callable[[], EngineConfig]) -> EngineClient: ...
@@ -253,7 +253,7 @@ class Residents:
     def _start(self, instance: Instance, start: ModelStart) -> None:
         unknown = self._limit == _UNKNOWN
         try:
-            config = self._opener.told(instance.spec, None if unknown else start.state)
+            config = self._opener.engine_config(instance.spec, None if unknown else start.state)
         except (MillraceError, OSError) as error:  # its files may be gone since it was asked for
             known = error if isinstance(error, MillraceError) else ModelError(str(error))
             self._lost(instance, known)

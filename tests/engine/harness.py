@@ -23,6 +23,7 @@ from millrace.engine.sampling import HostSampling, SamplingBackend
 from millrace.engine.specprefill.draft import DraftModel
 from millrace.engine.transport import ThreadTransport
 from millrace.engine.turn import Seen, Turn, encoder
+from millrace.models.load import WARM_UP_TOKENS
 from millrace.protocol import (
     AdapterAnswer,
     AdapterLoaded,
@@ -186,7 +187,7 @@ class Bench:
 
 def cost(model: Any) -> StateCost:
     caches = make_prompt_cache(model)
-    mx.eval(model(mx.array([[1] * 16], mx.int32), cache=caches))
+    mx.eval(model(mx.array([[1] * WARM_UP_TOKENS], mx.int32), cache=caches))
     return cost_of(caches)
 
 

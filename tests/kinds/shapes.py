@@ -178,6 +178,15 @@ _BY_LAYER_TYPE = {
     kind: {"rope_theta": 10000.0, "rope_type": "default"}
     for kind in ("sliding_attention", "full_attention")
 }
+_DELTA_ATTENTION = {
+    "linear_attn_config": {
+        "kda_layers": [1, 3],
+        "full_attn_layers": [2, 4],
+        "head_dim": 8,
+        "num_heads": 4,
+        "short_conv_kernel_size": 4,
+    }
+}
 _LLAMA_4_SCALING = {
     "rope_theta": 10000.0,
     "rope_type": "default",
@@ -223,26 +232,8 @@ OWN: dict[str, dict[str, Any]] = {
         "cla_share_factor": 2,
         "rope_scaling": {"type": "dynamic", "factor": 1.0, "alpha": 1000.0},
     },
-    "kimi_linear": {
-        "linear_attn_config": {
-            "kda_layers": [1, 3],
-            "full_attn_layers": [2, 4],
-            "head_dim": 8,
-            "num_heads": 4,
-            "short_conv_kernel_size": 4,
-        }
-    },
-    "kimi_k3": {
-        "text_config": {
-            "linear_attn_config": {
-                "kda_layers": [1, 3],
-                "full_attn_layers": [2, 4],
-                "head_dim": 8,
-                "num_heads": 4,
-                "short_conv_kernel_size": 4,
-            }
-        }
-    },
+    "kimi_linear": _DELTA_ATTENTION,
+    "kimi_k3": {"text_config": _DELTA_ATTENTION},
     "lfm2-vl": {"text_config": OWN_KINDS["lfm2"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "llama4_text": {"no_rope_layers": [1, 1, 1, 0]},

@@ -114,7 +114,7 @@ def test_an_engine_is_told_its_share(tmp_path: Path) -> None:
     def told(state: int, **more: Any) -> tuple[int | None, int | None]:
         spec = ModelSpec(engine=EngineConfig(model=folder, name="m", **more))
         least = launcher.need(spec).least
-        found = launcher.told(spec, max(state, least))
+        found = launcher.engine_config(spec, max(state, least))
         assert (found.kv_memory or 0) + (found.cache_memory or 0) <= max(state, least)
         return found.kv_memory, found.cache_memory
 
@@ -142,7 +142,7 @@ def test_a_draft_is_counted_with_its_model(tmp_path: Path) -> None:
     for more in ({}, {"kv_memory": 64 * MIB, "cache_memory": 32 * MIB}, {"cache": False}):
         given = msgspec.structs.replace(config, specprefill=draft, **more)
         least = launcher.need(ModelSpec(engine=given)).least
-        found = launcher.told(ModelSpec(engine=given), least)
+        found = launcher.engine_config(ModelSpec(engine=given), least)
         assert found.draft_memory and found.kv_memory
         assert found.draft_memory + found.kv_memory + (found.cache_memory or 0) <= least
     encoder = msgspec.structs.replace(config, specprefill=draft, task="embed")

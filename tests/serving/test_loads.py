@@ -69,7 +69,7 @@ class _Opener:
             assert self.needs.pop(0).wait(PATIENCE)
         return Need(1 << 20, 0)
 
-    def told(self, spec: ModelSpec, state: int | None) -> EngineConfig:
+    def engine_config(self, spec: ModelSpec, state: int | None) -> EngineConfig:
         if self.untold is not None:
             raise self.untold
         return spec.engine

@@ -45,7 +45,7 @@ class SamplingParams(OwnFields, kw_only=True):
     logit_bias: Biases | None = None
     bad_words: BadWords | None = None
     max_new_tokens: Count | None = DEFAULT_TOKENS
-    """null takes what the context window leaves."""
+    """With null, what the context window leaves."""
     min_new_tokens: Count | None = None
     stop: StopText | list[StopText] | None = None
     stop_token_ids: TokenIds | None = None
